@@ -1,0 +1,37 @@
+# Two commands do everything on a fresh machine: `make decompose` and `make test`.
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+TOKENS ?= 3325
+GPU := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -q GPU && echo yes)
+EXTRAS = $(if $(GPU),[cuda],)
+comma := ,
+
+.PHONY: decompose test test-gpu lint clean
+decompose: $(VENV)/installed ## Install, fetch the model, run a full prefill, print where its wall went
+	$(BIN)/harness decompose --tokens $(TOKENS)
+
+test: $(VENV)/installed-test ## Everything that needs no GPU: tests, kernels compiled for every architecture
+	$(BIN)/python -m pytest -n 2 -m "not gpu"
+
+test-gpu: $(VENV)/installed-test ## Tests that need a GPU
+	$(BIN)/python -m pytest -m gpu tests/gpu
+
+lint: $(VENV)/installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/installed: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".$(EXTRAS)"
+	@touch $@
+
+$(VENV)/installed-test: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[test,compile$(if $(GPU),$(comma)cuda,)]"
+	@touch $@
+
+clean: ## Removes what the other targets made
+	rm -rf $(VENV) build *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache

@@ -1,0 +1,1 @@
+"""Measuring, attributing, deciding, recording. Imports without a GPU and without CuPy."""

@@ -1,0 +1,120 @@
+"""The launch table: one schema for every source, one row per launch on a device (or per op span on the host).
+
+Times are integer nanoseconds from the window's start, which is the first activity unless a source names another.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+from harness.errors import HarnessError
+
+KINDS = ("kernel", "memcpy", "memset", "graph", "host")
+"""What a row is. `graph`: a whole CUDA graph traced as one; `host`: an op's span on the CPU backend."""
+
+FAMILIES = (
+    "gemm", "gemm_fixup", "gemv", "attention", "quantize", "dequantize", "convert", "norm", "rope", "swiglu",
+    "elementwise", "kv_store", "embedding", "sampling", "communication", "copy", "memset", "graph", "other",
+)  # fmt: skip
+"""The closed list of classes where names are all there is. With a plan, classes are `engine.plan.ROLES`."""
+
+COLUMNS = {
+    "name": "string",  # demangled kernel name, "[CUDA memcpy HtoD]", "[CUDA memset]", or the op's name
+    "kind": "category",  # one of KINDS
+    "start_ns": "int64",
+    "end_ns": "int64",
+    "device": "int32",  # CUDA ordinal; −1 the host
+    "stream": "int64",
+    "graph_node": "Int64",  # <NA> outside a graph
+    "grid": "string",  # "x,y,z" blocks; "" where there is none
+    "block": "string",  # "x,y,z" threads
+    "registers": "Int32",  # per thread
+    "smem_bytes": "Int64",  # static + dynamic shared memory of a block
+    "op": "Int32",  # index into the plan; <NA> where no plan op owns it
+    "class": "string",  # "" before classification
+    "weight_type": "string",  # "-" where none
+    "layer": "Int32",  # <NA> outside the layers or unknown
+    "macs": "Int64",  # of this launch; <NA> unknown
+    "bytes": "Int64",  # read and written by this launch, by the ledger (copies: bytes copied); <NA> unknown
+}
+"""Column → pandas dtype. A source fills what it knows; `from_columns` fills the rest."""
+
+_EMPTY = {"string": "", "category": "kernel", "Int64": pd.NA, "Int32": pd.NA, "int64": 0, "int32": 0}
+
+
+def from_columns(**columns: object) -> pd.DataFrame:
+    """A valid launch table from the columns that a source knows; absent ones get their empty value.
+
+    Rows are sorted by (start_ns, end_ns), stably. Raises HarnessError as `check` does.
+    """
+    size = max((len(c) for c in columns.values() if hasattr(c, "__len__") and not isinstance(c, str)), default=0)
+    data = {}
+    for name, dtype in COLUMNS.items():
+        default = "-" if name == "weight_type" else _EMPTY[dtype]
+        values = columns.pop(name, default)
+        series = (
+            pd.Series(values, index=range(size))
+            if not hasattr(values, "__len__") or isinstance(values, str)
+            else pd.Series(values)
+        )
+        if dtype == "category":
+            data[name] = pd.Categorical(series, categories=list(KINDS))
+        else:
+            data[name] = series.reset_index(drop=True).astype(dtype)
+    if columns:
+        raise TypeError(f"no such launch-table columns: {', '.join(columns)}")
+    table = pd.DataFrame(data).sort_values(["start_ns", "end_ns"], kind="stable", ignore_index=True)
+    return check(table)
+
+
+def check(table: pd.DataFrame) -> pd.DataFrame:
+    """The table itself if it has the schema; otherwise HarnessError names the first column or row that does not."""
+    if list(table.columns) != list(COLUMNS):
+        missing = [c for c in COLUMNS if c not in table.columns]
+        extra = [c for c in table.columns if c not in COLUMNS]
+        raise HarnessError(
+            f"the launch table has the wrong columns (missing: {missing}, unknown: {extra}); re-record the trace."
+        )
+    for name, dtype in COLUMNS.items():
+        if str(table[name].dtype) != dtype:
+            raise HarnessError(
+                f"launch-table column {name!r} is {table[name].dtype}, not {dtype}; re-record the trace."
+            )
+    backwards = table["end_ns"] < table["start_ns"]
+    if backwards.any():
+        row = table[backwards].iloc[0]
+        raise HarnessError(
+            f"launch {row['name']!r} at {row['start_ns']} ns ends before it starts; the trace is damaged, re-record it."
+        )
+    return table
+
+
+def union_ns(start_ns: pd.Series, end_ns: pd.Series) -> int:
+    """Length of the union of half-open intervals [start, end) in ns; 0 for none. Inputs need no order."""
+    if len(start_ns) == 0:
+        return 0
+    order = start_ns.to_numpy().argsort(kind="stable")
+    start, end = start_ns.to_numpy()[order], end_ns.to_numpy()[order]
+    reach = pd.Series(end).cummax().to_numpy()
+    gaps = (start[1:] - reach[:-1]).clip(min=0).sum()
+    return int(reach[-1] - start[0] - gaps)
+
+
+def save(table: pd.DataFrame, path: Path) -> None:
+    """Writes Parquet through a temporary file and a rename, so that a killed run leaves the old file or none."""
+    part = path.with_name(path.name + ".part")
+    check(table).to_parquet(part, index=False)
+    part.replace(path)
+
+
+def load(path: Path) -> pd.DataFrame:
+    """A launch table from Parquet. Raises HarnessError for a file that is none."""
+    try:
+        table = pd.read_parquet(path)
+    except FileNotFoundError:
+        raise HarnessError(f"{path} does not exist; give a launch table saved by `harness decompose --save`.") from None
+    except Exception as error:
+        raise HarnessError(f"{path} is not a readable Parquet launch table ({error}); re-record it.") from None
+    return check(table)
