@@ -262,7 +262,7 @@ class _Builder:
                 read,
                 written,
                 parts,
-            )  # fmt: skip
+            )
         )
 
 
