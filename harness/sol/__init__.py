@@ -1,0 +1,1 @@
+"""Speed of light, counted: Nsight Compute's counters against the roofline that the ledger predicts."""
