@@ -1,0 +1,264 @@
+"""Where did the wall go? A launch table becomes rows per class, and the checks that make the rows believable.
+
+Everything is vectorised over launches (a million take well under a second). Definitions:
+
+    busy     union of all launch intervals on the device
+    overlap  Σ durations − busy            (two launches at once; reported, never hidden)
+    gap      traced wall − busy            (the device waits)
+    floor    Σ over launches of max(2 · MACs / compute ceiling, bytes / memory ceiling)
+    SOL      floor / Σ durations
+    budget   ms × (1 − 1/ratio) where a reference exists (0 at ratio ≤ 1.10), else ms × (1 − SOL)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from harness.attribution import checks
+from harness.attribution.decomposition import ClassRow, Decomposition, Pass, load_decomposition
+from harness.errors import HarnessError
+from harness.launches import union_ns
+
+if TYPE_CHECKING:
+    from engine.plan import Plan
+    from harness.attribution.roofline import Ceilings
+
+__all__ = ["PARITY", "ClassRow", "Decomposition", "decompose", "load_decomposition"]
+
+PARITY = 1.10
+"""A class within 10 % of its reference has no budget, however large its share."""
+
+
+def decompose(
+    launches: pd.DataFrame,
+    *,
+    wall_ns: int,
+    plan: Plan | None = None,
+    untraced_wall_ns: Sequence[int] | None = None,
+    reference: Decomposition | Mapping[str, float] | None = None,
+    ceilings: Ceilings | None = None,
+    window: Mapping[str, Any] | None = None,
+    passes: Sequence[Pass] | None = None,
+    min_passes: int = 1,
+    provenance: Mapping[str, Any] | None = None,
+    tokens: int | None = None,
+    model: str = "",
+    source: str = "",
+    device: str = "",
+    regime: str = "recorded",
+    levers: Mapping[str, Any] | None = None,
+    notes: Sequence[str] = (),
+) -> Decomposition:
+    """Attributes a traced window of `wall_ns` to classes.
+
+    launches: a launch table with `class`, `weight_type`, and where known `macs` and `bytes`, on one device.
+    plan: the ops that ran; then every op must own a launch and MACs must equal the plan's.
+    untraced_wall_ns: walls of runs without tracing; their median is the wall. Without any, the traced wall is.
+    reference: another engine's decomposition, or class → µs/GMAC.
+    window: {"quiet": bool, "required": bool, "detail": str} from the sentinel; None where nobody watched.
+    passes: every traced pass, this one included.
+
+    Raises HarnessError for an empty table, several devices, or a wall that is not positive. A check that fails does
+    not raise: it is in the result.
+    """
+    if len(launches) == 0:
+        raise HarnessError("the trace holds no launch on this device; record a window in which the forward runs.")
+    devices = sorted(launches["device"].unique().tolist())
+    if len(devices) > 1:
+        raise HarnessError(
+            f"the trace holds {len(devices)} devices ({', '.join(map(str, devices))}); choose one with --device."
+        )
+    if wall_ns <= 0:
+        raise HarnessError(f"a wall of {wall_ns} ns cannot be decomposed; give the window's length.")
+
+    start, end = launches["start_ns"].to_numpy(), launches["end_ns"].to_numpy()
+    duration = end - start
+    total_ns, busy_ns = int(duration.sum()), union_ns(launches["start_ns"], launches["end_ns"])
+    rows = _rows(launches, start, end, busy_ns, ceilings)
+    walls = list(untraced_wall_ns or [])
+    wall = median(walls) if walls else wall_ns
+    if plan is not None:
+        tokens = plan.tokens if tokens is None else tokens
+        levers = plan.levers.to_dict() if levers is None else levers
+    if reference is not None:
+        _compare(rows, reference, tokens)
+    for row in rows:
+        row.budget_ms = _budget(row)
+
+    result = Decomposition(
+        tokens=tokens,
+        model=model,
+        source=source,
+        device=device,
+        regime=regime,
+        levers=dict(levers or {}),
+        wall_ms=wall / 1e6,
+        traced_wall_ms=wall_ns / 1e6,
+        busy_ms=busy_ns / 1e6,
+        gap_ms=(wall_ns - busy_ns) / 1e6,
+        overlap_ms=(total_ns - busy_ns) / 1e6,
+        tok_per_s=tokens / wall * 1e9 if tokens else None,
+        band_tok_per_s=[tokens / max(walls) * 1e9, tokens / min(walls) * 1e9] if tokens and walls else None,
+        launches=len(launches),
+        classes=rows,
+        checks=[],
+        provenance=dict(provenance or {}),
+        walls_ms=[w / 1e6 for w in walls],
+        trace_overhead=wall_ns / wall - 1 if walls else None,
+        passes=list(passes or []),
+        floor_ms=sum(r.floor_ms or 0.0 for r in rows) if ceilings else None,
+        ceilings=ceilings.to_dict() if ceilings else None,
+        structure=plan.structure() if plan is not None else "",
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        notes=list(notes),
+    )
+    if isinstance(reference, Decomposition):
+        result.reference = {"model": reference.model, "source": reference.source, "wall_ms": reference.wall_ms}
+        if tokens and reference.tokens == tokens:
+            result.vs_reference = reference.wall_ms / result.wall_ms
+    result.config_hash = config_hash(result)
+    outliers = checks.find_outliers(launches, plan)
+    result.checks = [
+        checks.conservation(result, launches, plan),
+        checks.reconciliation(result, launches),
+        checks.coverage(result, launches),
+        checks.possibility(result, launches, ceilings, outliers),
+        checks.window(window, outliers),
+        checks.passes(result, min_passes),
+        checks.provenance(result),
+    ]
+    if plan is not None:
+        result.checks.insert(1, checks.plan_executed(launches, plan))
+    return result
+
+
+def _rows(
+    launches: pd.DataFrame, start: np.ndarray, end: np.ndarray, busy_ns: int, ceilings: Ceilings | None
+) -> list[ClassRow]:
+    """One row per (class, weight type), the longest first and "other" last."""
+    cls_code, classes = pd.factorize(launches["class"].replace("", "other"))
+    type_code, types = pd.factorize(launches["weight_type"])
+    code = cls_code * len(types) + type_code
+    keys, code = np.unique(code, return_inverse=True)
+    duration = end - start
+    macs, bytes_ = known(launches["macs"]), known(launches["bytes"])
+    count = np.bincount(code)
+    sum_ns = np.bincount(code, duration)
+    macs_sum, macs_seen = np.bincount(code, np.nan_to_num(macs)), np.bincount(code, ~np.isnan(macs))
+    bytes_sum, bytes_seen = np.bincount(code, np.nan_to_num(bytes_)), np.bincount(code, ~np.isnan(bytes_))
+    order = np.lexsort((start, code))
+    bounds = np.r_[0, np.cumsum(count)]
+    if ceilings:
+        compute_s, memory_s = ceilings.floor_seconds(macs, bytes_)
+        floor_s = np.bincount(code, np.maximum(compute_s, memory_s))
+        compute_sum, memory_sum = np.bincount(code, compute_s), np.bincount(code, memory_s)
+
+    rows = []
+    for i, key in enumerate(keys):
+        mine = order[bounds[i] : bounds[i + 1]]
+        ns = float(sum_ns[i])
+        gmac = macs_sum[i] / 1e9 if macs_seen[i] else None
+        gbytes = bytes_sum[i] / 1e9 if bytes_seen[i] else None
+        row = ClassRow(
+            cls=str(classes[key // len(types)]),
+            weight_type=str(types[key % len(types)]),
+            launches=int(count[i]),
+            sum_ms=ns / 1e6,
+            union_ms=_union_sorted(start[mine], end[mine]) / 1e6,
+            share=ns / busy_ns if busy_ns else 0.0,
+            gmac=gmac,
+            gbytes=gbytes,
+        )
+        if gmac and ns:
+            row.us_per_gmac = ns / 1e3 / gmac
+            row.tflop_per_s = 2 * gmac * 1e9 / ns / 1e3
+        if gbytes and ns:
+            row.gb_per_s = gbytes * 1e9 / ns
+        if ceilings and floor_s[i] > 0:
+            row.bound = "compute" if compute_sum[i] >= memory_sum[i] else "memory"
+            row.floor_ms = floor_s[i] * 1e3
+            row.sol = floor_s[i] * 1e9 / ns if ns else None
+        rows.append(row)
+    return sorted(rows, key=lambda r: (r.cls == "other", -r.sum_ms))
+
+
+def known(column: pd.Series) -> np.ndarray:
+    """A nullable integer column as float64 with NaN where unknown (exact below 2⁵³)."""
+    return column.to_numpy(dtype=np.float64, na_value=np.nan)
+
+
+def _union_sorted(start: np.ndarray, end: np.ndarray) -> int:
+    """Union length in ns of intervals already ordered by start."""
+    reach = np.maximum.accumulate(end)
+    gaps = np.clip(start[1:] - reach[:-1], 0, None).sum()
+    return int(reach[-1] - start[0] - gaps)
+
+
+def _compare(rows: list[ClassRow], reference: Decomposition | Mapping[str, float], tokens: int | None) -> None:
+    """Fills the reference's µs/GMAC and the ratio. A weight type that the reference lacks compares by class: the two
+    engines may hold the same weights in different formats."""
+    if not isinstance(reference, Decomposition):
+        for row in rows:
+            row.ref_us_per_gmac = reference.get(row.cls)
+            if row.ref_us_per_gmac and row.us_per_gmac:
+                row.ratio = row.us_per_gmac / row.ref_us_per_gmac
+        return
+    same_work = tokens is not None and reference.tokens == tokens
+    for row in rows:
+        exact = [r for r in reference.classes if (r.cls, r.weight_type) == (row.cls, row.weight_type)]
+        theirs = exact or [r for r in reference.classes if r.cls == row.cls]
+        if not theirs:
+            continue
+        ref_ms, ref_gmac = sum(r.sum_ms for r in theirs), sum(r.gmac or 0.0 for r in theirs)
+        if row.us_per_gmac and ref_gmac:
+            row.ref_us_per_gmac = ref_ms * 1e3 / ref_gmac
+            row.ratio = row.us_per_gmac / row.ref_us_per_gmac
+        elif same_work and ref_ms and not row.gmac:
+            ours = row.sum_ms if exact else sum(r.sum_ms for r in rows if r.cls == row.cls)
+            row.ref_ms, row.ratio = ref_ms, ours / ref_ms
+
+
+def _budget(row: ClassRow) -> float | None:
+    """ms that closing the gap to the reference, else to the roofline, would give back."""
+    if row.ratio is not None:
+        return row.sum_ms * (1 - 1 / row.ratio) if row.ratio > PARITY else 0.0
+    return row.sum_ms * max(0.0, 1 - row.sol) if row.sol is not None else None
+
+
+def config_hash(result: Decomposition) -> str:
+    """Identity of the configuration that a table describes; a table with another one is about something else."""
+    p = result.provenance
+    identity = {
+        "model": p.get("model_sha256") or result.model, "tokens": result.tokens, "levers": result.levers,
+        "backend": p.get("backend", ""), "device": result.device, "regime": result.regime,
+    }  # fmt: skip
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def headline(result: Decomposition) -> str:
+    """One line: what dominates, and how far from the roofline it is."""
+    top_class = next(iter(result.by_class()))
+    top = [r for r in result.classes if r.cls == top_class]
+    ms = sum(r.sum_ms for r in top)
+    if result.gap_ms > ms:
+        return (
+            f"The gap dominates: the device waits for {result.gap_ms:.2f} of {result.traced_wall_ms:.2f} ms "
+            f"({result.gap_ms / result.traced_wall_ms:.1%}); {top_class} is next with {ms:.2f} ms."
+        )
+    line = f"{top_class} dominates: {ms:.2f} ms, {ms / result.busy_ms:.1%} of busy"
+    floors = [r.floor_ms for r in top if r.floor_ms is not None]
+    if len(floors) == len(top) and sum(floors) > 0:
+        sol = sum(floors) / ms
+        bound = max(top, key=lambda r: r.sum_ms).bound
+        line += f", at {sol:.0%} of its {bound} roofline ({1 / sol:.2f}× its floor of {sum(floors):.2f} ms)"
+    if result.floor_ms:
+        line += f"; the whole wall is {result.wall_ms / result.floor_ms:.2f}× its floor of {result.floor_ms:.2f} ms"
+    return line + "."
