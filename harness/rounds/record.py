@@ -242,7 +242,7 @@ class RoundRecord(Frozen):
     pairs: int = 0  # complete pairs that entered the evidence
     dropped: int = 0  # pairs dropped for telemetry
     estimate: float | None = None  # exp(Hodges–Lehmann of d) − 1 over the deciding pairs
-    interval: tuple[float, float] | None = None
+    interval: tuple[float | None, float | None] | None = None  # None on a side that the pairs do not bound yet
     confirmed: float | None = None  # the booked gain: the same over the fresh confirmation pairs
     evidence: Evidence | None = None
     p95_gain_interval: tuple[float, float] | None = None  # paired bootstrap of ln(p95_B / p95_A), where decided by it

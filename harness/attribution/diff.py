@@ -1,0 +1,395 @@
+"""Diff of two decompositions or traces: what each class gained, what it cost elsewhere, and whether the two compare.
+
+Two windows of one length hold different amounts of work when one of them is slower, so nothing is normalised by a
+window's length. With the same tokens on both sides the class totals are the work's own and are subtracted as they are.
+With no token count, a *work factor* f is read from the launches (the time-weighted median of after/before launch counts
+over kernels that both sides have), and each kernel is compared per launch:
+
+    delta(kernel) = (µs per launch after − µs per launch before) × launches before
+
+A kernel whose count moved by more than a window's edge can explain (`EDGE`) is charged for its extra or missing
+launches too: delta = ms after / f − ms before. A class's delta is the sum over its kernels, so a mix of long and short
+launches inside a class cannot imitate a change.
+
+direct gain = the deltas below zero, hidden tax = those above, net = their sum: all in ms at the work of the first side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Literal
+
+import pandas as pd
+
+from harness.attribution.decomposition import Decomposition
+from harness.errors import HarnessError
+
+MOVED = 0.02
+"""A kernel or class whose time changed by less than 2 % did not move."""
+WORTH = 0.001
+"""... nor did one whose change is worth less than 0.1 % of busy."""
+EDGE = 0.10
+"""Launch counts may differ by 10 % (or 2 launches a device) from the work factor's before they count as changed."""
+
+
+WINDOW_MINUTES = 30
+"""Two tables without a window's name that were made further apart than this are of two windows."""
+
+
+@dataclass(frozen=True)
+class Amount:
+    """Time and launches of one kernel or class on one side."""
+
+    ms: float = 0.0
+    launches: int = 0
+
+    @property
+    def us_per_launch(self) -> float | None:
+        """Mean µs of a launch; None without launches."""
+        return 1e3 * self.ms / self.launches if self.launches else None
+
+    def __add__(self, other: Amount) -> Amount:
+        return Amount(self.ms + other.ms, self.launches + other.launches)
+
+
+@dataclass
+class Side:
+    """One side of a diff, whatever it was read from. Keys of `parts` are (class, weight type, name, device)."""
+
+    label: str
+    parts: dict[tuple[str, str, str, int], Amount]
+    tokens: int | None = None
+    regime: str = ""
+    device: str = ""
+    model: str = ""
+    source: str = ""
+    window: str = ""  # identity of the measuring window; "" where it has no name
+    created: str = ""  # moment, ISO 8601; without a window's name it tells two windows apart
+    wall_ms: float | None = None
+    named: bool = True  # the parts carry kernel names
+    levers: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def busy_ms(self) -> float:
+        """Summed time of everything."""
+        return sum(a.ms for a in self.parts.values())
+
+    def by(self, *fields: int) -> dict[tuple, Amount]:
+        """Amounts summed over the chosen positions of the key: 0 class, 1 weight type, 2 name, 3 device."""
+        sums: dict[tuple, Amount] = {}
+        for key, amount in self.parts.items():
+            short = tuple(key[i] for i in fields)
+            sums[short] = sums.get(short, Amount()) + amount
+        return sums
+
+
+@dataclass(frozen=True)
+class Row:
+    """One class or kernel on both sides. `delta_ms` is at the first side's work; negative is faster."""
+
+    key: tuple
+    before: Amount
+    after: Amount
+    delta_ms: float
+
+    @property
+    def change(self) -> float | None:
+        """Delta as a fraction of the first side's time; None for what is new."""
+        return self.delta_ms / self.before.ms if self.before.ms else None
+
+    @property
+    def per_launch(self) -> float | None:
+        """Change of the time per launch as a fraction; None where either side has no launch."""
+        a, b = self.after.us_per_launch, self.before.us_per_launch
+        return a / b - 1 if a is not None and b else None
+
+
+@dataclass
+class Diff:
+    """The comparison, ready to print or to plot."""
+
+    before: Side
+    after: Side
+    normalised_by: Literal["tokens", "launches"]
+    work_factor: float  # work of the second side / work of the first
+    classes: list[Row]
+    types: list[Row]  # by (class, weight type), where a class has several
+    kernels: list[Row]  # by (class, name); [] where a side has no names
+    comparable: list[tuple[str, bool | None, str]]  # (what, same?, detail); None: unknown
+    notes: list[str]
+
+    @property
+    def direct_ms(self) -> float:
+        """Σ of the classes that got faster (≤ 0)."""
+        return sum(min(r.delta_ms, 0.0) for r in self.classes)
+
+    @property
+    def tax_ms(self) -> float:
+        """Σ of the classes that grew (≥ 0)."""
+        return sum(max(r.delta_ms, 0.0) for r in self.classes)
+
+    @property
+    def net_ms(self) -> float:
+        """direct + tax."""
+        return self.direct_ms + self.tax_ms
+
+    def moved(self, rows: Iterable[Row]) -> list[Row]:
+        """The rows whose change is above both thresholds, largest first."""
+        floor = WORTH * self.before.busy_ms
+        found = [r for r in rows if abs(r.delta_ms) >= floor and abs(r.change if r.change is not None else 1) >= MOVED]
+        return sorted(found, key=lambda r: -abs(r.delta_ms))
+
+    def sentence(self) -> str:
+        """What the diff says, in one line: which kernels (or classes) improved, which grew."""
+        rows, what = (self.kernels, "kernel") if self.kernels else (self.classes, "class")
+        moved = self.moved(rows)
+        faster, slower = [r for r in moved if r.delta_ms < 0], [r for r in moved if r.delta_ms > 0]
+        parts = [
+            "improved: " + "; ".join(self._say(r) for r in faster[:3]) + _more(faster)
+            if faster
+            else f"no {what} improved"
+        ]
+        if slower:
+            parts.append("; ".join(self._say(r) for r in slower[:3]) + _more(slower))
+        elif not faster:
+            parts = [f"no {what} moved by {MOVED:.0%} or more"]
+        return "; ".join(parts)
+
+    def _say(self, row: Row) -> str:
+        name = short_name(str(row.key[-1]))
+        if not row.before.launches:
+            return f"{name} is new, {row.after.launches} launches, {row.delta_ms:+.2f} ms"
+        if not row.after.launches:
+            return f"{name} is gone, {row.delta_ms:+.2f} ms"
+        if self.normalised_by == "launches" and row.per_launch is not None:
+            return f"{name} per launch {row.per_launch:+.0%}"
+        return f"{name} {row.change:+.1%} ({row.delta_ms:+.2f} ms)"
+
+    def to_json(self) -> dict[str, Any]:
+        """The "diff/1" mapping."""
+
+        def rows(found: list[Row], *names: str) -> list[dict[str, Any]]:
+            return [
+                dict(zip(names, r.key, strict=True))
+                | {
+                    "before_ms": r.before.ms,
+                    "after_ms": r.after.ms,
+                    "delta_ms": r.delta_ms,
+                    "launches_before": r.before.launches,
+                    "launches_after": r.after.launches,
+                    "us_per_launch_before": r.before.us_per_launch,
+                    "us_per_launch_after": r.after.us_per_launch,
+                }
+                for r in found
+            ]
+
+        return {
+            "schema": "diff/1",
+            "before": self.before.label,
+            "after": self.after.label,
+            "normalised_by": self.normalised_by,
+            "work_factor": self.work_factor,
+            "sentence": self.sentence(),
+            "classes": rows(self.classes, "class"),
+            "weight_types": rows(self.types, "class", "weight_type"),
+            "kernels": rows(self.kernels, "class", "name"),
+            "direct_ms": self.direct_ms,
+            "tax_ms": self.tax_ms,
+            "net_ms": self.net_ms,
+            "comparable": [{"what": w, "same": s, "detail": d} for w, s, d in self.comparable],
+            "notes": self.notes,
+        }
+
+
+def _more(rows: list[Row]) -> str:
+    return f" and {len(rows) - 3} more" if len(rows) > 3 else ""
+
+
+def short_name(name: str) -> str:
+    """A kernel's name without return type, namespaces, template and call arguments: `flash_fwd_kernel`, `SendRecv`."""
+    depth, kept = 0, []
+    for char in name.replace("<unnamed>", "").replace("(anonymous namespace)", ""):
+        if char in "<(":
+            depth += 1
+        elif char in ">)":
+            depth = max(depth - 1, 0)
+        elif depth == 0:
+            kept.append(char)
+    words = "".join(kept).split()
+    last = (words[-1] if words else name).split("::")[-1] or name
+    return last.removeprefix("ncclDevKernel_").removeprefix("ncclKernel_")
+
+
+# --- sides -------------------------------------------------------------------------------------------------------------
+
+
+def side_of_decomposition(table: Decomposition, label: str) -> Side:
+    """A side from a decomposition: classes and weight types, no kernel names."""
+    parts: dict[tuple[str, str, str, int], Amount] = {}
+    for row in table.classes:
+        key = (row.cls, row.weight_type or "-", "", 0)
+        parts[key] = parts.get(key, Amount()) + Amount(row.sum_ms, row.launches)
+    return Side(
+        label, parts, tokens=table.tokens, regime=table.regime, device=table.device, model=table.model, source=table.source,
+        window=str(table.provenance.get("window") or ""), created=table.created, wall_ms=table.wall_ms, named=False,
+        levers=table.levers,
+    )  # fmt: skip
+
+
+def side_of_launches(launches: pd.DataFrame, label: str, *, source: str, tokens: int | None = None) -> Side:
+    """A side from a classified launch table, every device in it pooled (and kept apart in the detail)."""
+    frame = pd.DataFrame(
+        {
+            "class": launches["class"].replace("", "other"),
+            "type": launches["weight_type"],
+            "name": launches["name"],
+            "device": launches["device"],
+            "ms": (launches["end_ns"] - launches["start_ns"]) / 1e6,
+        }
+    )
+    grouped = frame.groupby(["class", "type", "name", "device"], sort=False, observed=True)["ms"].agg(["sum", "count"])
+    parts = {
+        (str(c), str(t), str(n), int(d)): Amount(float(total), int(count))
+        for (c, t, n, d), total, count in zip(grouped.index, grouped["sum"], grouped["count"], strict=True)
+    }
+    devices = sorted({key[3] for key in parts})
+    return Side(label, parts, tokens=tokens, source=source, device=f"devices {', '.join(map(str, devices))}")
+
+
+# --- comparing ---------------------------------------------------------------------------------------------------------
+
+
+def diff(before: Side, after: Side, *, across_windows: bool = False) -> Diff:
+    """Compares two sides. Raises HarnessError when a side is empty, or when absolute figures would be subtracted across
+    two named windows, regimes or devices that nobody declared comparable (`across_windows`)."""
+    for side in (before, after):
+        if not side.parts or side.busy_ms <= 0:
+            raise HarnessError(f"{side.label} holds no device time; there is nothing to compare.")
+    comparable = compare(before, after)
+    by_tokens = bool(before.tokens and after.tokens)
+    clash = [what for what, same, _ in comparable if same is False and what in ("window", "regime", "device", "model")]
+    if by_tokens and clash and not across_windows:
+        details = "; ".join(d for w, s, d in comparable if w in clash)
+        raise HarnessError(
+            f"{before.label} and {after.label} differ in {' and '.join(clash)} ({details}), and absolute times of two windows are "
+            "not subtracted; measure both in one window (`harness ab`), or declare it with --across-windows."
+        )
+    notes = []
+    if by_tokens:
+        factor = after.tokens / before.tokens  # type: ignore[operator]
+        if factor != 1:
+            notes.append(
+                f"token counts differ ({before.tokens} and {after.tokens}): times are scaled by tokens, which flatters or "
+                "punishes attention (quadratic) and every class with a fixed cost; read shares and µs/GMAC instead."
+            )
+        classes = _scaled(before.by(0), after.by(0), factor)
+        types = _scaled(before.by(0, 1), after.by(0, 1), factor)
+        kernels = _scaled(before.by(0, 2), after.by(0, 2), factor) if before.named and after.named else []
+    else:
+        factor = _work_factor(before.by(0, 1, 2), after.by(0, 1, 2))
+        devices = len({k[3] for k in before.parts})
+        fine = _per_launch(before.by(0, 1, 2), after.by(0, 1, 2), factor, devices)
+        kernels = _gather(fine, (0, 2)) if before.named and after.named else []
+        classes, types = _gather(fine, (0,)), _gather(fine, (0, 1))
+        if abs(factor - 1) > 0.005:
+            notes.append(
+                f"the second window holds {factor:.1%} of the first one's launches: compared per launch, at the first one's count."
+            )
+        notes += _disagreeing_devices(before, after, kernels)
+    several = {c for (c,) in before.by(0) if sum(k[0] == c for k in before.by(0, 1) | after.by(0, 1)) > 1}
+    if across_windows and clash:
+        notes.append(
+            f"declared comparable although the {' and '.join(clash)} differ: a difference may be the machine's, not the code's."
+        )
+    order = sorted(classes, key=lambda r: -max(r.before.ms, r.after.ms))
+    return Diff(
+        before, after, "tokens" if by_tokens else "launches", factor, order,
+        [r for r in types if r.key[0] in several], sorted(kernels, key=lambda r: -abs(r.delta_ms)), comparable, notes,
+    )  # fmt: skip
+
+
+def compare(before: Side, after: Side) -> list[tuple[str, bool | None, str]]:
+    """(what, same?, detail) for everything that two sides should share. Unknown on either side is None, not True."""
+    found: list[tuple[str, bool | None, str]] = []
+    for what in ("tokens", "regime", "device", "model", "source"):
+        a, b = getattr(before, what), getattr(after, what)
+        if not a or not b:
+            found.append((what, None, f"{a or 'unknown'} / {b or 'unknown'}"))
+        else:
+            found.append((what, a == b, str(a) if a == b else f"{a} / {b}"))
+    return [*found, ("window", *_same_window(before, after))]
+
+
+def _same_window(before: Side, after: Side) -> tuple[bool | None, str]:
+    if before.window and after.window:
+        same = before.window == after.window
+        return same, before.window if same else f"{before.window} / {after.window}"
+    if not (before.created and after.created):
+        return None, "not named by both sides"
+    apart = abs(datetime.fromisoformat(after.created) - datetime.fromisoformat(before.created))
+    return apart <= timedelta(minutes=WINDOW_MINUTES), f"made {apart} apart"
+
+
+def _scaled(before: dict[tuple, Amount], after: dict[tuple, Amount], factor: float) -> list[Row]:
+    return [
+        Row(key, b := before.get(key, Amount()), a := after.get(key, Amount()), a.ms / factor - b.ms)
+        for key in _union(before, after)
+    ]
+
+
+def _per_launch(before: dict[tuple, Amount], after: dict[tuple, Amount], factor: float, devices: int) -> list[Row]:
+    rows = []
+    for key in _union(before, after):
+        b, a = before.get(key, Amount()), after.get(key, Amount())
+        slack = max(2 * devices, EDGE * factor * b.launches)
+        if b.launches and a.launches and abs(a.launches - factor * b.launches) <= slack:
+            delta = (a.ms / a.launches - b.ms / b.launches) * b.launches
+        else:
+            delta = a.ms / factor - b.ms
+        rows.append(Row(key, b, a, delta))
+    return rows
+
+
+def _gather(rows: list[Row], fields: tuple[int, ...]) -> list[Row]:
+    sums: dict[tuple, Row] = {}
+    for row in rows:
+        key = tuple(row.key[i] for i in fields)
+        old = sums.get(key, Row(key, Amount(), Amount(), 0.0))
+        sums[key] = Row(key, old.before + row.before, old.after + row.after, old.delta_ms + row.delta_ms)
+    return list(sums.values())
+
+
+def _work_factor(before: dict[tuple, Amount], after: dict[tuple, Amount]) -> float:
+    """Time-weighted median of after/before launch counts over what both sides have; 1 where they share nothing."""
+    ratios = sorted(
+        (after[key].launches / b.launches, b.ms) for key, b in before.items() if key in after and b.launches and after[key].launches
+    )  # fmt: skip
+    half, reached = sum(w for _, w in ratios) / 2, 0.0
+    for ratio, weight in ratios:
+        reached += weight
+        if reached >= half:
+            return ratio
+    return 1.0
+
+
+def _union(before: dict[tuple, Amount], after: dict[tuple, Amount]) -> list[tuple]:
+    return list(before) + [key for key in after if key not in before]
+
+
+def _disagreeing_devices(before: Side, after: Side, kernels: list[Row]) -> list[str]:
+    """Kernels whose time per launch moved in opposite directions on two devices: they wait for each other."""
+    notes = []
+    b, a = before.by(0, 2, 3), after.by(0, 2, 3)
+    for row in kernels:
+        changes = {}
+        for key in b:
+            if key[:2] == row.key and key in a and (old := b[key].us_per_launch) and (new := a[key].us_per_launch):
+                changes[key[2]] = new / old - 1
+        if changes and min(changes.values()) < -0.2 and max(changes.values()) > 0.2:
+            each = ", ".join(f"device {d} {c:+.0%}" for d, c in sorted(changes.items()))
+            notes.append(
+                f"{short_name(row.key[1])} moved in opposite directions ({each}): its time is waiting for the other device."
+            )
+    return notes
