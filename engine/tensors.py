@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -32,8 +33,15 @@ class Model(Protocol):
     name: str
     tensors: dict[str, TensorInfo]
     synthetic: bool
-    seed: int | None
     note: str  # one sentence for a person on where the weights come from, or ""
+
+    @property
+    def path(self) -> Path | None:
+        """The file that was opened, or None."""
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of synthetic weights, or None."""
 
     def info(self, tensor: str) -> TensorInfo:
         """What is known of a tensor. Raises ModelError where there is none of that name."""

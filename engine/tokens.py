@@ -26,12 +26,8 @@ _FAMILIES: list[tuple[list[str], tuple[str, ...]]] = [
 PRE_TOKENIZERS = {name: cuts for cuts, names in _FAMILIES for name in names}
 """`tokenizer.ggml.pre` → regular expressions that cut text one after another, as in llama.cpp's `llama-vocab.cpp`."""
 
-_WHOLE_WORDS_FIRST = (
-    "llama-bpe",
-    "llama3",
-    "llama-v3",
-    "falcon3",
-)  # a word of the vocabulary is never merged up; BOS by default
+# llama.cpp's ignore_merges: a word that is a token is never built from merges; these models also start with BOS.
+_WHOLE_WORDS_FIRST = _FAMILIES[-1][1]
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # tokenizer.ggml.token_type
 
 
