@@ -31,7 +31,9 @@ def tokens_in(f: Forward, op: Op) -> None:
 def embed(f: Forward, op: Op) -> None:
     """residual[t] = embedding[ids[t]]: float32 [T, hidden], the residual stream."""
     f.residual = f.buffer("residual", op.m, op.n)
-    np.take(f.weights.embedding, f.ids, axis=0, out=f.residual, mode="clip")  # ids are checked; clip skips a buffered copy
+    np.take(
+        f.weights.embedding, f.ids, axis=0, out=f.residual, mode="clip"
+    )  # ids are checked; clip skips a buffered copy
 
 
 def norm(f: Forward, op: Op) -> None:
@@ -108,9 +110,7 @@ def rope_kv(f: Forward, op: Op) -> None:
 def rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, out: np.ndarray, style: str) -> None:
     """out = x with its pairs turned by the angles: (2i, 2i + 1) in style "norm", (i, i + d/2) in "neox". d is the last axis."""
     half = x.shape[-1] // 2
-    first, second = (
-        (np.s_[..., 0::2], np.s_[..., 1::2]) if style == "norm" else (np.s_[..., :half], np.s_[..., half:])
-    )
+    first, second = (np.s_[..., 0::2], np.s_[..., 1::2]) if style == "norm" else (np.s_[..., :half], np.s_[..., half:])
     a, b = x[first], x[second]
     out[first] = a * cos - b * sin
     out[second] = a * sin + b * cos

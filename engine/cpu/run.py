@@ -12,10 +12,11 @@ from engine.backend import Greedy, OpHook, Progress
 from engine.cpu.ops import OPS
 from engine.cpu.state import Buffers, Cache, Forward, rope_table
 from engine.cpu.threads import Threads
-from engine.cpu.weights import Model, Weights
+from engine.cpu.weights import Weights
 from engine.errors import EngineError
 from engine.levers import Levers
 from engine.plan import Plan, build_plan
+from engine.tensors import Model
 
 
 class CpuEngine:

@@ -1,4 +1,4 @@
-"""Two cores' worth of NumPy: row ranges and independent blocks run in a pool while BLAS itself stays on one thread.
+"""NumPy on several cores: row ranges and independent blocks run in a pool while BLAS itself stays on one thread.
 
 NumPy releases the GIL inside its loops and inside BLAS, so plain threads scale. BLAS is held to one thread because its
 own workers spin between calls and would take the cores from the element-wise ops.
@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,9 @@ class Threads:
             for a in work:
                 task(*a)
         else:
-            for done in [self._pool.submit(task, *a) for a in work]:
+            running = [self._pool.submit(task, *a) for a in work]
+            wait(running)  # all of them, so that none still writes when an error leaves here
+            for done in running:
                 done.result()
 
     def rows(self, task: Callable[[int, int], None], total: int, at_most: int) -> None:
@@ -51,7 +54,7 @@ class Threads:
         """
         ranges = 1 if total <= at_most else self.count * -(-total // (self.count * at_most))
         edges = [total * i // ranges for i in range(ranges + 1)]
-        self.each(task, zip(edges, edges[1:], strict=False))
+        self.each(task, pairwise(edges))
 
     def scratch(self, rows: int, columns: int) -> np.ndarray:
         """The calling thread's float32 [rows, columns], contents undefined, valid until its next call."""
