@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize as gguf_dequantize
 
 from engine.geometry import Geometry
+
+if TYPE_CHECKING:
+    from engine.tokens import Tokenizer
 
 TYPES = ("f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_K", "q5_K", "q6_K")
 """ggml types that this engine reads, as llama.cpp prints their names."""
@@ -54,6 +57,9 @@ class Model(Protocol):
 
     def sha256(self) -> str:
         """Identity of the content: equal for equal weights."""
+
+    def tokenizer(self) -> Tokenizer | None:
+        """Its vocabulary, or None where it has none that this engine reads (`engine.tokens.require` says why)."""
 
 
 def ggml_type(name: str) -> GGMLQuantizationType:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as BpeTokenizer
 
 from engine.errors import ModelError
+from engine.tensors import Model
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
 _LLAMA3 = (
@@ -77,20 +78,11 @@ class Tokenizer:
         return str(self._bpe.decode(ids, skip_special_tokens=False))
 
 
-class HasVocabulary(Protocol):
-    """Any model object."""
-
-    name: str
-
-    def tokenizer(self) -> Tokenizer | None:
-        """Its tokenizer, or None."""
-
-
-def require(model: HasVocabulary) -> Tokenizer:
+def require(model: Model) -> Tokenizer:
     """The model's tokenizer. Raises ModelError, saying why there is none."""
     tokenizer = model.tokenizer()
     if tokenizer is None:
-        raise ModelError(_no_text(getattr(model, "metadata", {}), str(getattr(model, "path", None) or model.name)))
+        raise ModelError(_no_text(getattr(model, "metadata", {}), str(model.path or model.name)))
     return tokenizer
 
 

@@ -1,0 +1,387 @@
+"""`harness model`: what a model is before it runs, synthetic weights as a file, greedy text, the levers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from harness.errors import Exit, HarnessError
+
+if TYPE_CHECKING:
+    from engine.plan import LedgerRow, Plan
+    from engine.tensors import Model
+
+MODEL = click.option(
+    "--model", metavar="NAME|PATH", help="A .gguf file or a name of `harness model list`. Default: this machine's."
+)
+JSON = click.option(
+    "--json", "json_target", metavar="PATH", help='Write JSON here; "-" for stdout, and nothing else there.'
+)
+SEED = click.option(
+    "--seed", default=0, show_default=True, type=click.IntRange(0, 2**63 - 1), help="Seed of synthetic weights."
+)
+
+
+@click.group()
+def command() -> None:
+    """What a model is, before it runs: geometry, ledger, weights, tokens."""
+
+
+@command.command("list")
+@JSON
+def list_(json_target: str | None) -> int:
+    """Model names that need no file."""
+    from engine.models import known
+
+    rows = known()
+    if json_target:
+        return _emit({"schema": "models/1", "models": [{"name": n, "what": w} for n, w in rows]}, json_target)
+    from harness.report.table import print_table
+
+    print_table(["name<", "what it is<"], rows)
+    return Exit.DONE
+
+
+@command.command()
+@MODEL
+@click.option("--tokens", default=3325, show_default=True, type=click.IntRange(1), help="Rows of the prefill.")
+@click.option(
+    "--tail",
+    default="last_row",
+    show_default=True,
+    type=click.Choice(["last_row", "ffn_last_row", "full"]),
+    help="What the last layer computes for one row only.",
+)
+@click.option(
+    "--concat",
+    default="off",
+    show_default=True,
+    type=click.Choice(["off", "on"]),
+    help="q/k/v and gate/up as one GEMM each.",
+)
+@click.option("--all-logits", is_flag=True, help="The head on every row (the fidelity mode).")
+@click.option(
+    "--precision",
+    type=click.Choice(["f16", "f32"]),
+    help="The path's element type. Default: f16 with a GPU, f32 without.",
+)
+@SEED
+@JSON
+def info(
+    model: str | None,
+    tokens: int,
+    tail: str,
+    concat: str,
+    all_logits: bool,
+    precision: str | None,
+    seed: int,
+    json_target: str | None,
+) -> int:
+    """Geometry, structure and the ledger per class: GMAC and bytes, before any kernel runs."""
+    from engine.levers import Levers
+    from engine.open import gpu_available
+    from engine.plan import build_plan
+
+    gpu = gpu_available()
+    opened = _resolve(model, gpu=gpu, seed=seed)
+    levers = Levers.from_dict({"tail": tail, "concat": concat})
+    path = precision or ("f16" if gpu else "f32")
+    plan = build_plan(opened.geometry, tokens, levers, precision=path, all_logits=all_logits)  # type: ignore[arg-type]
+    if json_target:
+        return _emit(_info_json(opened, plan), json_target)
+    _print_info(opened, plan)
+    return Exit.DONE
+
+
+@command.command()
+@click.argument("geometry")
+@click.option("-o", "--output", required=True, type=click.Path(dir_okay=False, path_type=Path), metavar="FILE.gguf")
+@SEED
+@JSON
+def synth(geometry: str, output: Path, seed: int, json_target: str | None) -> int:
+    """Write the synthetic weights of GEOMETRY as a GGUF that llama.cpp loads (it has no vocabulary)."""
+    from difflib import get_close_matches
+
+    from engine.geometry import PRESETS
+    from engine.synth import SynthModel, write_gguf
+    from harness.report.progress import Reporter
+
+    if geometry not in PRESETS:
+        near = get_close_matches(geometry, PRESETS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(PRESETS)}."
+        raise HarnessError(f"geometry {geometry!r} does not exist; {hint}")
+    made = SynthModel(PRESETS[geometry](), seed)
+    with Reporter() as report:
+        write_gguf(made, output, report)
+    size = output.stat().st_size
+    if json_target:
+        return _emit(
+            {"schema": "synth/1", "path": str(output), "bytes": size, "seed": seed, "geometry": geometry}, json_target
+        )
+    click.echo(f"{output}: {geometry}, seed {seed}, {len(made.tensors)} tensors, {size / 1e6:.1f} MB.")
+    return Exit.DONE
+
+
+@command.command()
+@click.option("--prompt", metavar="TEXT", help="Text, tokenised by the model's own vocabulary.")
+@click.option(
+    "--ids",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE.json",
+    help='Token ids: [1, 2] or {"ids": [1, 2]}.',
+)
+@click.option("-n", "count", default=32, show_default=True, type=click.IntRange(1), help="Tokens to generate.")
+@MODEL
+@click.option(
+    "--logits",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE.npy",
+    help="Save the prefill's last-token logits (float32 [vocab]).",
+)
+@click.option("--backend", default="auto", show_default=True, type=click.Choice(["auto", "cpu", "cuda"]))
+@click.option(
+    "--lever",
+    "lever_settings",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Turn a lever (`harness model levers`); may be repeated.",
+)
+@SEED
+@JSON
+def greedy(
+    prompt: str | None, ids: Path | None, count: int, model: str | None, logits: Path | None, backend: str,
+    lever_settings: tuple[str, ...], seed: int, json_target: str | None,
+) -> int:  # fmt: skip
+    """Prefill, then COUNT greedy tokens with a KV cache."""
+    if (prompt is None) == (ids is None):
+        raise click.UsageError("give --prompt TEXT or --ids FILE.json, one of the two.")
+    given = _read_ids(ids) if ids else None
+
+    import numpy as np
+
+    from engine.open import gpu_available, open_engine
+    from engine.tokens import require
+    from harness.report.progress import Reporter
+
+    levers = _levers(lever_settings)
+    with Reporter() as report:
+        opened = _resolve(model, gpu=backend != "cpu" and gpu_available(), seed=seed, progress=report)
+        prompt_ids = given if given is not None else require(opened).encode(prompt or "")
+        if not prompt_ids:
+            raise HarnessError("the prompt holds no tokens; give at least one.")
+        with open_engine(opened, levers, backend=backend, progress=report) as engine:  # type: ignore[arg-type]
+            result = engine.greedy(np.array(prompt_ids, np.int32), count)
+    tokenizer = opened.tokenizer()
+    text = tokenizer.decode(result.generated) if tokenizer else None
+    if logits:
+        _save_npy(logits, result.prefill_logits)
+    if json_target:
+        value = {
+            "prompt_ids": result.prompt_ids,
+            "generated": result.generated,
+            "text": text,
+            "margins": result.margins,
+        }
+        return _emit(value | ({"note": opened.note} if opened.note else {}), json_target)
+    if opened.note:
+        click.echo(opened.note, err=True)
+    click.echo(text if text is not None else " ".join(map(str, result.generated)))
+    return Exit.DONE
+
+
+@command.command()
+@JSON
+def levers(json_target: str | None) -> int:
+    """Every switch of the embedded engine, its values and default."""
+    from engine.levers import describe
+
+    rows = describe()
+    if json_target:
+        return _emit(
+            {"schema": "levers/1", "levers": [{"name": n, "values": v, "default": d} for n, v, d in rows]}, json_target
+        )
+    from harness.report.table import print_table
+
+    print_table(["lever<", "values<", "default<"], [(n, v, str(d)) for n, v, d in rows])
+    return Exit.DONE
+
+
+@command.command()
+@JSON
+def fetch(json_target: str | None) -> int:
+    """Fetch SmolLM2-135M-Instruct (98 MB) into the cache, checked by SHA-256."""
+    from engine.fetch import SHA256, SMOLLM2, fetch_smollm2
+    from harness.report.progress import Reporter
+
+    with Reporter() as report:
+        path = fetch_smollm2(report)
+    if json_target:
+        return _emit({"schema": "fetch/1", "model": SMOLLM2, "path": str(path), "sha256": SHA256}, json_target)
+    click.echo(str(path))
+    return Exit.DONE
+
+
+def _emit(value: Any, target: str) -> int:
+    from harness.files import emit_json
+
+    emit_json(value, target)
+    return Exit.DONE
+
+
+def _resolve(
+    model: str | None, *, gpu: bool, seed: int, progress: Callable[[str, int, int], None] | None = None
+) -> Model:
+    from engine.models import resolve
+    from harness.report.progress import Reporter
+
+    if progress:
+        return resolve(model, gpu=gpu, progress=progress, seed=seed)
+    with Reporter() as report:
+        return resolve(model, gpu=gpu, progress=report, seed=seed)
+
+
+def _levers(settings: tuple[str, ...]) -> Any:
+    """`name=value` strings → Levers. Raises HarnessError, or LeverError naming the nearest lever."""
+    from engine.levers import Levers
+
+    values: dict[str, Any] = {}
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not equals:
+            raise HarnessError(f"--lever {setting!r} has no value; write NAME=VALUE.")
+        values[name] = int(value) if value.isdigit() else value
+    return Levers.from_dict(values)
+
+
+def _read_ids(path: Path) -> list[int]:
+    """Token ids of a JSON file: a list, or an object with "ids". Raises HarnessError."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise HarnessError(f"{path}: not readable as JSON ({error}); give a list of token ids.") from error
+    ids = value.get("ids") if isinstance(value, dict) else value
+    if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < 2**31 for i in ids):
+        raise HarnessError(f'{path}: not a list of token ids; write [1, 2] or {{"ids": [1, 2]}}.')
+    return ids
+
+
+def _save_npy(path: Path, logits: Any) -> None:
+    import io
+
+    import numpy as np
+
+    from harness.files import write_atomic
+
+    buffer = io.BytesIO()
+    np.save(buffer, np.asarray(logits, np.float32))
+    write_atomic(path, buffer.getvalue())
+
+
+MERGED = {"attn_q": "q+o", "attn_output": "q+o", "attn_k": "k", "attn_v": "v", "ffn_gate": "gate+up", "ffn_up": "gate+up",
+          "ffn_down": "down", "output": "output", "-": "-"}  # fmt: skip
+"""Matrices that share a row of the printed ledger: they have one shape or its transpose, and one class."""
+
+
+def _merged_rows(rows: list[LedgerRow]) -> list[dict[str, Any]]:
+    """The ledger's rows summed over matrices of one label, as figures."""
+    sums: dict[tuple[str, ...], dict[str, Any]] = {}
+    for row in rows:
+        key = (row.role, MERGED[row.matrix], row.weight_type, row.part)
+        into = sums.setdefault(
+            key, {"class": key[0], "matrix": key[1], "weight_type": key[2], "part": key[3], "ops": 0, "macs": 0,
+                  "file_bytes": 0, "path_bytes": 0, "io_bytes": 0},
+        )  # fmt: skip
+        for field in ("ops", "macs", "file_bytes", "path_bytes", "io_bytes"):
+            into[field] += getattr(row, field)
+    return [row | _widths(row) for row in sums.values()]
+
+
+def _widths(row: dict[str, Any]) -> dict[str, Any]:
+    """GMAC, and the bytes of a weight in the file and on the path (None where there are no weights)."""
+    ratio = row["path_bytes"] / row["file_bytes"] if row["file_bytes"] else None
+    return {"gmac": row["macs"] / 1e9, "byte_width_ratio": ratio}
+
+
+def _totals(plan: Plan) -> dict[str, float]:
+    """GMAC: per weight type without the head, the head, all weights, attention, everything."""
+    rows = plan.ledger()
+    totals: dict[str, float] = {}
+    for row in rows:
+        if row.matrix not in ("-", "output"):
+            totals[row.weight_type] = totals.get(row.weight_type, 0.0) + row.gmac
+    totals["head"] = sum(r.gmac for r in rows if r.matrix == "output")
+    totals["weights"] = sum(r.macs for r in rows if r.matrix != "-") / 1e9
+    totals["attention"] = sum(r.macs for r in rows if r.role == "attention") / 1e9
+    totals["everything"] = plan.macs / 1e9
+    return totals
+
+
+def _info_json(model: Model, plan: Plan) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    geometry = asdict(plan.geometry)
+    geometry["tied_embedding"] = plan.geometry.tied_embedding
+    return {
+        "schema": "model/1",
+        "model": model.name,
+        "path": str(model.path) if model.path else None,
+        "synthetic": model.synthetic,
+        "seed": model.seed,
+        "note": model.note,
+        "geometry": geometry,
+        "tokens": plan.tokens,
+        "levers": plan.levers.to_dict(),
+        "precision": plan.precision,
+        "all_logits": plan.all_logits,
+        "structure": plan.structure(),
+        "weight_bytes": sum(t.n_bytes for t in model.tensors.values()),
+        "ledger": [_row_json(row, plan) for row in _merged_rows(plan.ledger())],
+        "totals_gmac": _totals(plan),
+    }
+
+
+def _row_json(row: dict[str, Any], plan: Plan) -> dict[str, Any]:
+    return row | {"bytes_per_weight": _bytes_per_weight(row, plan)}
+
+
+def _bytes_per_weight(row: dict[str, Any], plan: Plan) -> float | None:
+    """Bytes of one weight in the file; the path's bytes are those of its element type."""
+    element = 2 if plan.precision == "f16" else 4
+    return row["file_bytes"] / (row["path_bytes"] / element) if row["path_bytes"] else None
+
+
+def _print_info(model: Model, plan: Plan) -> None:
+    from harness.report.table import print_table, say
+
+    g = plan.geometry
+    stored = sum(t.n_bytes for t in model.tensors.values())
+    where = f"synthetic, seed {model.seed}" if model.synthetic else str(model.path)
+    say(f"{model.name} ({where})")
+    if model.note:
+        say(model.note)
+    say(
+        f"{g.architecture}: {g.layers} layers, hidden {g.hidden}, FFN {g.ffn}, {g.heads} heads / {g.kv_heads} KV heads of {g.head_dim}, "
+        f"vocabulary {g.vocab}{' (tied embedding)' if g.tied_embedding else ''}, RoPE {g.rope_style} base {g.rope_base:g}, "
+        f"RMS epsilon {g.rms_eps:.3g}, q/k/v biases {'yes' if g.qkv_bias else 'no'}, context {g.context}, {stored / 1e6:.1f} MB of weights."
+    )
+    say(f"{plan.tokens} tokens, {plan.precision} path: {plan.structure()}.")
+    say()
+    table = []
+    for row in _merged_rows(plan.ledger()):
+        per_weight, ratio = _bytes_per_weight(row, plan), row["byte_width_ratio"]
+        table.append([
+            row["class"], row["matrix"], row["weight_type"], row["part"].removesuffix("_layer"),
+            f"{row['gmac']:.6f}" if row["macs"] else "-",
+            f"{row['file_bytes'] / 1e6:.1f}" if row["file_bytes"] else "-",
+            f"{per_weight:.4f}" if per_weight else "-", f"{ratio:.2f}" if ratio else "-",
+            f"{(row['path_bytes'] + row['io_bytes']) / 1e6:.1f}",
+        ])  # fmt: skip
+    print_table(["class<", "matrix<", "type<", "part<", "GMAC", "file MB", "B/w", "ratio", "moved MB"], table,
+                caption="B/w: bytes per weight in the file; ratio: the path's over it; moved: bytes that cross memory once.")  # fmt: skip
+    say()
+    rows = [[name, f"{gmac:.6f}"] for name, gmac in _totals(plan).items()]
+    print_table(["total<", "GMAC"], rows, strong=[len(rows) - 1], rule_before=[len(rows) - 1])
