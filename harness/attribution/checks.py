@@ -62,9 +62,7 @@ def charged_twice(launches: pd.DataFrame) -> list[str]:
         return []
     suspects = launches[np.r_[same, False] | np.r_[False, same]]
     twins = suspects[suspects.duplicated(["name", "device", "stream", "graph_node", "start_ns", "end_ns"])]
-    return [
-        f"{name!r} at {at} ns" for name, at in zip(twins["name"].tolist(), twins["start_ns"].tolist(), strict=True)
-    ]
+    return [f"{name!r} at {at} ns" for name, at in zip(twins["name"].tolist(), twins["start_ns"].tolist(), strict=True)]
 
 
 def _astray(launches: pd.DataFrame, plan: Plan) -> list[str]:
@@ -253,10 +251,14 @@ def passes(result: Decomposition, least: int) -> Check:
     count = len(result.passes) or 1
     detail = f"{count} traced pass{'es' if count > 1 else ''}"
     if count > 1:
-        detail += f", walls {', '.join(f'{p.wall_ms:.2f}' for p in result.passes)} ms; the table is the one of median wall"
+        detail += (
+            f", walls {', '.join(f'{p.wall_ms:.2f}' for p in result.passes)} ms; the table is the one of median wall"
+        )
     repeated = [p for p in result.passes if p.outliers]
     if repeated:
-        detail += f"; {len(repeated)} held outlier launches and were repeated, first {_describe(repeated[0].outliers[0])}"
+        detail += (
+            f"; {len(repeated)} held outlier launches and were repeated, first {_describe(repeated[0].outliers[0])}"
+        )
     return Check(name="passes", ok=count >= least, value=float(count), limit=float(least), detail=detail)
 
 

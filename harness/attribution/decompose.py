@@ -23,7 +23,7 @@ import numpy as np
 import pandas as pd
 
 from harness.attribution import checks
-from harness.attribution.decomposition import ClassRow, Decomposition, Pass, load_decomposition
+from harness.attribution.decomposition import Check, ClassRow, Decomposition, Pass, load_decomposition
 from harness.errors import HarnessError
 from harness.launches import union_ns
 
@@ -56,6 +56,7 @@ def decompose(
     regime: str = "recorded",
     levers: Mapping[str, Any] | None = None,
     notes: Sequence[str] = (),
+    more_checks: Sequence[Check] = (),
 ) -> Decomposition:
     """Attributes a traced window of `wall_ns` to classes.
 
@@ -65,6 +66,7 @@ def decompose(
     reference: another engine's decomposition, or class → µs/GMAC.
     window: {"quiet": bool, "required": bool, "detail": str} from the sentinel; None where nobody watched.
     passes: every traced pass, this one included.
+    more_checks: what the caller checked itself (results' hashes), put beside ours.
 
     Raises HarnessError for an empty table, several devices, or a wall that is not positive. A check that fails does
     not raise: it is in the result.
@@ -137,6 +139,7 @@ def decompose(
     ]
     if plan is not None:
         result.checks.insert(1, checks.plan_executed(launches, plan))
+    result.checks.extend(more_checks)
     return result
 
 

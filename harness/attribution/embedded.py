@@ -1,0 +1,166 @@
+"""Decomposes a prefill of the embedded engine, from a model's name to a decomposition with its launch table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import pandas as pd
+
+from harness.attribution import provenance, roofline
+from harness.attribution.decompose import Decomposition, decompose
+from harness.attribution.measure import DecomposeProtocol, Measurement, Regime, Report, describe_protocol, measure
+
+if TYPE_CHECKING:
+    from engine.backend import Engine
+    from engine.levers import Levers
+
+
+@dataclass
+class Result:
+    """A decomposition, and the launches that its rows sum up."""
+
+    decomposition: Decomposition
+    launches: pd.DataFrame
+    measurement: Measurement
+
+
+def decompose_prefill(
+    model: str | None,
+    tokens: int,
+    levers: Levers,
+    protocol: DecomposeProtocol,
+    *,
+    backend: Literal["auto", "cpu", "cuda"] = "auto",
+    regime: Regime | None = None,
+    runs: int | None = None,
+    reference: Decomposition | Mapping[str, float] | None = None,
+    with_ceilings: bool = True,
+    report: Report | None = None,
+) -> Result:
+    """Opens the model on a backend ("auto": CUDA where there is a GPU), measures it as the protocol says, attributes it.
+
+    Raises HarnessError or EngineError: no such model, no GPU, a token count beyond the context.
+    """
+    from engine.models import resolve
+    from engine.open import choose, open_engine
+
+    chosen = choose(backend)
+    loaded = resolve(model, gpu=chosen == "cuda", progress=report)
+    with open_engine(loaded, levers, backend=chosen, progress=report) as engine:
+        return decompose_engine(
+            engine, loaded, tokens, protocol,
+            regime=regime, runs=runs, reference=reference, with_ceilings=with_ceilings, report=report,
+        )  # fmt: skip
+
+
+def decompose_engine(
+    engine: Engine,
+    model: Any,
+    tokens: int,
+    protocol: DecomposeProtocol,
+    *,
+    regime: Regime | None = None,
+    runs: int | None = None,
+    reference: Decomposition | Mapping[str, float] | None = None,
+    with_ceilings: bool = True,
+    report: Report | None = None,
+) -> Result:
+    """The same on an open engine; `model` is what it was opened with."""
+    regime = regime or protocol.regime
+    part = protocol.of(engine.name)
+    plan = engine.plan(tokens)  # too many tokens are an error before anything is measured
+    ceilings = None
+    if with_ceilings:
+        ceilings = roofline.ceilings_for(engine.name, regime, plan=plan, threads=_threads(engine), report=report)
+
+    if engine.name == "cuda":
+        from harness.sources.cupti import trace_prefill
+    else:
+        from harness.sources.host import trace_prefill
+    with _Watch(part.window == "required") as watch:
+        measured = measure(
+            engine, tokens, protocol, trace=trace_prefill, regime=regime, runs=runs, report=report,
+        )  # fmt: skip
+    state = watch.gpu if engine.name == "cuda" else {}
+    facts = _provenance(
+        engine, model, state, measured, describe_protocol(protocol, regime, len(measured.walls_ns), engine.name)
+    )
+    described = engine.describe()
+
+    def attribute() -> Decomposition:
+        return decompose(
+            measured.trace.launches,
+            wall_ns=measured.trace.wall_ns,
+            plan=plan,
+            untraced_wall_ns=measured.walls_ns,
+            reference=reference,
+            ceilings=ceilings,
+            window=watch.verdict(),
+            passes=measured.passes,
+            min_passes=part.passes,
+            provenance=facts,
+            model=model.name,
+            source=measured.trace.source,
+            device=str(state.get("gpu") or described.get("device") or engine.name),
+            regime=regime,
+            notes=[*([model.note] if getattr(model, "note", "") else []), *measured.notes],
+            more_checks=[measured.results],
+        )
+
+    result = attribute()
+    if ceilings and not result.check("possibility").ok:
+        # A ceiling that was measured in a bad moment is beaten by honest work: measure again, and only then believe it.
+        raised = roofline.ceilings_for(
+            engine.name, regime, plan=plan, threads=_threads(engine), report=report, fresh=True
+        )
+        if raised != ceilings:
+            ceilings = raised
+            result = attribute()
+    return Result(result, measured.trace.launches, measured)
+
+
+def _threads(engine: Engine) -> int:
+    """The CPU backend's threads lever; 0 elsewhere."""
+    levers = getattr(engine, "levers", None)
+    return levers.cpu_threads if levers is not None and engine.name == "cpu" else 0
+
+
+def _provenance(
+    engine: Engine, model: Any, state: Mapping[str, Any], measured: Measurement, protocol: dict[str, Any]
+) -> dict[str, Any]:
+    described = {k: v for k, v in engine.describe().items() if v not in ({}, [], "", None)}
+    facts: dict[str, Any] = {"backend": engine.name}
+    if engine.name == "cpu":
+        facts |= {"cpu": described.get("device"), "threads": described.get("threads")}
+    facts |= state
+    facts |= {
+        "commit": provenance.commit(),
+        "model_sha256": model.sha256(),
+        "synthetic": bool(model.synthetic),
+        "source": measured.trace.source,
+        "protocol": protocol,
+        "token_seed": measured.seed,
+        "device_memory_bytes": engine.device_memory_bytes(),
+        "engine": described,
+    }
+    return facts
+
+
+class _Watch:
+    """The sentinel around the measurement, and the GPU's state while it still ran."""
+
+    def __init__(self, required: bool) -> None:
+        self.required = required
+        self.gpu: dict[str, Any] = {}
+
+    def __enter__(self) -> _Watch:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.gpu = provenance.gpu_state()
+
+    def verdict(self) -> dict[str, Any]:
+        """As `checks.window` takes it."""
+        return {"quiet": True, "required": self.required, "detail": "quiet"}

@@ -1,0 +1,204 @@
+"""One engine, one token count: untraced walls in a regime, then traced passes of their own.
+
+Every forward gets fresh random tokens; every result's logits are hashed, so a forward that was skipped, or whose result
+was reused, is caught by the `results` check.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from harness.attribution.checks import find_outliers
+from harness.attribution.decomposition import Check, Pass
+from harness.config import Strict
+from harness.launches import union_ns
+from harness.sources.trace import Trace
+
+if TYPE_CHECKING:
+    from engine.backend import Engine
+
+Regime = Literal["burst", "sustained"]
+Report = Callable[[str, int, int], None]
+
+
+class BackendProtocol(Strict):
+    """What one backend's decomposition needs."""
+
+    runs: int
+    passes: int
+    window: Literal["required", "reported"]
+
+
+class DecomposeProtocol(Strict):
+    """protocols/decompose.yaml."""
+
+    regime: Regime
+    idle_s: float
+    load_s: float
+    warmup: int
+    extra_passes: int
+    cuda: BackendProtocol
+    cpu: BackendProtocol
+
+    def of(self, backend: str) -> BackendProtocol:
+        """The part for a backend."""
+        return self.cuda if backend == "cuda" else self.cpu
+
+
+@dataclass
+class Measurement:
+    """What was run. `table` is the index of the traced pass that the decomposition describes."""
+
+    walls_ns: list[int]
+    traces: list[Trace]
+    passes: list[Pass]
+    table: int
+    results: Check
+    seed: int
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def trace(self) -> Trace:
+        """The traced pass of median wall."""
+        return self.traces[self.table]
+
+
+class _Forwards:
+    """Prefills of fresh random tokens in one regime, their results hashed."""
+
+    def __init__(self, engine: Engine, tokens: int, protocol: DecomposeProtocol, regime: Regime, seed: int) -> None:
+        self.engine, self.tokens, self.protocol, self.regime = engine, tokens, protocol, regime
+        self.vocab = engine.plan(tokens).geometry.vocab
+        self.rng = np.random.default_rng(seed)
+        self.hashes: list[str] = []
+        self.broken: list[str] = []
+
+    def ids(self) -> np.ndarray:
+        return self.rng.integers(0, self.vocab, self.tokens, dtype=np.int32)
+
+    def settle(self) -> None:
+        """Burst: idle before a forward. Sustained: nothing, the load goes on."""
+        if self.regime == "burst":
+            time.sleep(self.protocol.idle_s)
+
+    def load(self) -> None:
+        """Sustained: forwards back to back until the load has lasted."""
+        until = time.perf_counter() + self.protocol.load_s
+        while self.regime == "sustained" and time.perf_counter() < until:
+            self.engine.prefill(self.ids())
+
+    def timed(self) -> int:
+        """ns from submit to logits on the host."""
+        ids = self.ids()
+        self.settle()
+        start = time.perf_counter_ns()
+        logits = self.engine.prefill(ids)
+        wall = time.perf_counter_ns() - start
+        self.judge(logits)
+        return wall
+
+    def judge(self, logits: np.ndarray) -> None:
+        number = len(self.hashes) + 1
+        if not np.isfinite(logits).all():
+            self.broken.append(f"forward {number} has logits that are not finite")
+        elif float(np.ptp(logits)) == 0.0:
+            self.broken.append(f"forward {number} has constant logits")
+        digest = hashlib.sha256(np.ascontiguousarray(logits).tobytes()).hexdigest()[:16]
+        if digest in self.hashes:
+            self.broken.append(f"forward {number} returned the logits of forward {self.hashes.index(digest) + 1}")
+        self.hashes.append(digest)
+
+    def check(self) -> Check:
+        detail = (
+            "; ".join(self.broken[:3])
+            or f"{len(self.hashes)} forwards of fresh tokens, logits finite and all different"
+        )
+        return Check(name="results", ok=not self.broken, value=float(len(self.broken)), limit=0.0, detail=detail)
+
+
+def measure(
+    engine: Engine,
+    tokens: int,
+    protocol: DecomposeProtocol,
+    *,
+    trace: Callable[[Engine, np.ndarray], Trace],
+    regime: Regime | None = None,
+    runs: int | None = None,
+    report: Report | None = None,
+) -> Measurement:
+    """Warm-up, untraced walls, then traced passes, as the protocol says.
+
+    trace: the source's `trace_prefill`. A traced pass with outlier launches stays in `passes`, and another pass is made
+    (at most `extra_passes` more); the table is the median wall of the clean passes, or of all where none is clean.
+    """
+    regime = regime or protocol.regime
+    part = protocol.of(engine.name)
+    runs = runs or part.runs
+    seed = secrets.randbits(32)
+    forwards = _Forwards(engine, tokens, protocol, regime, seed)
+    plan = engine.plan(tokens)
+    for i in range(protocol.warmup):
+        _tell(report, "warming up", i, protocol.warmup)
+        engine.prefill(forwards.ids())
+    _tell(report, "warming up", protocol.warmup, protocol.warmup)
+    forwards.load()
+    walls = []
+    for i in range(runs):
+        _tell(report, "timing forwards", i, runs)
+        walls.append(forwards.timed())
+    _tell(report, "timing forwards", runs, runs)
+
+    traces: list[Trace] = []
+    passes: list[Pass] = []
+    if engine.name == "cuda":
+        trace(engine, forwards.ids())  # a tracer's first pass allocates its buffers
+    forwards.load()
+    wanted, limit = part.passes, part.passes + protocol.extra_passes
+    while len(traces) < wanted:
+        _tell(report, "tracing forwards", len(traces), wanted)
+        ids = forwards.ids()
+        forwards.settle()
+        traced = trace(engine, ids)
+        outliers = find_outliers(traced.launches, plan)
+        traces.append(traced)
+        passes.append(
+            Pass(
+                wall_ms=traced.wall_ns / 1e6,
+                busy_ms=union_ns(traced.launches["start_ns"], traced.launches["end_ns"]) / 1e6,
+                launches=len(traced.launches),
+                outliers=outliers[:10],
+            )
+        )
+        if outliers and wanted < limit:
+            wanted += 1
+    _tell(report, "tracing forwards", wanted, wanted)
+    table = _median_index(passes)
+    passes[table].table = True
+    return Measurement(walls, traces, passes, table, forwards.check(), seed, list(traces[table].notes))
+
+
+def _median_index(passes: list[Pass]) -> int:
+    """Index of the (lower) median wall among the passes without outliers, else among all."""
+    clean = [i for i, p in enumerate(passes) if not p.outliers] or list(range(len(passes)))
+    clean.sort(key=lambda i: passes[i].wall_ms)
+    return clean[(len(clean) - 1) // 2]
+
+
+def _tell(report: Report | None, what: str, done: int, of: int) -> None:
+    if report:
+        report(what, done, of)
+
+
+def describe_protocol(protocol: DecomposeProtocol, regime: str, runs: int, backend: str) -> dict[str, Any]:
+    """The protocol's part of the provenance."""
+    return {
+        "name": "decompose", "regime": regime, "idle_s": protocol.idle_s, "load_s": protocol.load_s,
+        "warmup": protocol.warmup, "runs": runs, "passes": protocol.of(backend).passes,
+    }  # fmt: skip

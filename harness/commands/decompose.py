@@ -1,0 +1,191 @@
+"""`harness decompose`: where does the wall of a prefill go?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from harness.errors import Exit, HarnessError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from harness.attribution.decompose import Decomposition
+
+
+@click.command()
+@click.option("--tokens", type=click.IntRange(min=1), help="Tokens of the prefill.  [default: the config's, else 3325]")
+@click.option("--model", help="A GGUF file or a geometry preset.  [default: the config's, else the machine's default]")
+@click.option(
+    "--config", type=click.Path(dir_okay=False, path_type=Path), help="An arm's YAML (experiments/base.yaml)."
+)
+@click.option("--backend", type=click.Choice(["auto", "cpu", "cuda"]), help="[default: the config's, else auto]")
+@click.option("--set", "settings", multiple=True, metavar="LEVER=VALUE", help="Turn a lever; may be repeated.")
+@click.option("--regime", type=click.Choice(["burst", "sustained"]), help="[default: the protocol's, burst]")
+@click.option("--runs", type=click.IntRange(min=1), help="Untraced runs.  [default: the protocol's, GPU 7, CPU 3]")
+@click.option("--protocol", default="decompose", show_default=True, help="A protocol's name or YAML file.")
+@click.option(
+    "--reference", type=click.Path(dir_okay=False, path_type=Path), help="Another engine's decomposition: adds ratios."
+)
+@click.option(
+    "--ceilings/--no-ceilings",
+    default=True,
+    show_default=True,
+    help="Measure (or read cached) ceilings for bound and SOL.",
+)
+@click.option("--json", "json_path", metavar="PATH", help='Write the decomposition as JSON; "-" is stdout.')
+@click.option("--markdown", type=click.Path(dir_okay=False, path_type=Path), help="Write it as Markdown.")
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Write the figure (PNG, SVG or PDF).")
+@click.option(
+    "--save",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Write JSON, Markdown, PNG and launches.parquet there.",
+)
+@click.option(
+    "--source",
+    type=click.Choice(["auto", "host", "cupti", "nsys", "kineto"]),
+    default="auto",
+    show_default=True,
+    help="What traces the forward (auto: host on CPU, cupti on CUDA), or what --trace is.",
+)
+@click.option(
+    "--trace",
+    "trace_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Decompose a recorded trace: nsys .sqlite or .nsys-rep, Kineto .json or .json.gz, launches.parquet.",
+)
+@click.option("--device", type=int, help="With --trace: the device's ordinal, where it holds several.")
+@click.option(
+    "--rules",
+    type=click.Path(dir_okay=False, path_type=Path),
+    multiple=True,
+    help="With --trace: a rule file, tried before the packaged ones.",
+)
+@click.option("--gguf", help="With --trace: the model's GGUF (or a preset), for GMAC and roles.")
+@click.option("--range", "range_", metavar="NVTX", help="With --trace: the window is this NVTX range.")
+@click.option(
+    "--occurrence", type=click.IntRange(min=1), help="With --trace: the K-th prefill, by the repeating launches."
+)
+@click.option(
+    "--tail", type=click.Choice(["last_row", "ffn_last_row", "full"]), help="With --gguf: what the last layer computes."
+)
+def command(json_path: str | None, markdown: Path | None, plot: Path | None, save: Path | None, trace_path: Path | None,
+            device: int | None, rules: tuple[Path, ...], gguf: str | None, range_: str | None, occurrence: int | None,
+            tail: str | None, **options: Any) -> int:  # fmt: skip
+    """Run a full prefill and say where its wall goes.
+
+    The wall is the median of untraced runs; the table is a traced pass of its own. Every launch is charged to one class,
+    and the checks under the table say whether to believe it. Exit status 6: a check failed (files are written anyway).
+    """
+    recorded = {
+        "device": device,
+        "rules": rules or None,
+        "gguf": gguf,
+        "range_": range_,
+        "occurrence": occurrence,
+        "tail": tail,
+    }
+    if trace_path is not None:
+        result, launches = _recorded(trace_path, recorded, options)
+    else:
+        if given := next((name for name, value in recorded.items() if value is not None), None):
+            raise click.UsageError(f"--{given.rstrip('_')} goes with --trace FILE.")
+        result, launches = _measured(options)
+    _write(result, launches, json_path, markdown, plot, save)
+    if json_path != "-":
+        from harness.report.decomposition import print_decomposition
+
+        print_decomposition(result)
+    return Exit.DONE if result.ok else Exit.CHECK_FAILED
+
+
+def _measured(options: dict[str, Any]) -> tuple[Decomposition, pd.DataFrame]:
+    """Our own engine, traced in this process (or by nsys in one of its own)."""
+    from engine.levers import Levers
+    from harness.attribution.embedded import decompose_prefill
+    from harness.attribution.measure import DecomposeProtocol
+    from harness.config import load_arm, load_protocol
+    from harness.report.progress import Reporter
+
+    arm = load_arm(options["config"]) if options["config"] else None
+    if arm is not None and arm.engine.kind != "embedded":
+        raise HarnessError(
+            f"{options['config']}: engine {arm.engine.kind!r} cannot be traced in process; record it with "
+            "`harness trace record -- …` and give the file to `harness decompose --trace`."
+        )
+    levers = Levers.from_dict((arm.levers if arm else {}) | _settings(options["settings"]))
+    protocol = load_protocol(options["protocol"], DecomposeProtocol)
+    arguments: dict[str, Any] = {
+        "model": options["model"] or (arm.model if arm else None),
+        "tokens": options["tokens"] or (arm.tokens if arm else 3325),
+        "levers": levers,
+        "protocol": protocol,
+        "backend": options["backend"] or (getattr(arm.engine, "backend", "auto") if arm else "auto"),
+        "regime": options["regime"],
+        "runs": options["runs"],
+        "reference": _reference(options["reference"]),
+        "with_ceilings": options["ceilings"],
+    }
+    with Reporter() as report:
+        result = decompose_prefill(**arguments, report=report)
+    return result.decomposition, result.launches
+
+
+def _recorded(path: Path, recorded: dict[str, Any], options: dict[str, Any]) -> tuple[Decomposition, pd.DataFrame]:
+    """A trace that somebody else recorded: its wall is the window that was named, else first to last activity."""
+    from harness.attribution.decompose import decompose
+    from harness.attribution.recorded import load_recorded
+
+    loaded = load_recorded(path, tokens=options["tokens"], source=options["source"], **recorded)
+    result = decompose(
+        loaded.launches, wall_ns=loaded.wall_ns, reference=_reference(options["reference"]), **loaded.about
+    )
+    return result, loaded.launches
+
+
+def _settings(settings: tuple[str, ...]) -> dict[str, Any]:
+    """`lever=value` pairs; whole numbers become int. Raises HarnessError for a pair without "="."""
+    values: dict[str, Any] = {}
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not equals:
+            raise HarnessError(f"--set {setting!r} is no lever=value pair; write for example --set concat=on.")
+        values[name.strip()] = int(value) if value.strip().isdecimal() else value.strip()
+    return values
+
+
+def _reference(path: Path | None) -> Any:
+    if path is None:
+        return None
+    from harness.attribution.decompose import load_decomposition
+
+    return load_decomposition(path)
+
+
+def _write(result: Decomposition, launches: pd.DataFrame, json_path: str | None, markdown: Path | None,
+           plot: Path | None, save: Path | None) -> None:  # fmt: skip
+    """Every file that was asked for, also when a check failed: each appears whole or not at all."""
+    from harness import launches as table
+    from harness.files import emit_json, write_atomic
+    from harness.report.decomposition import to_markdown
+    from harness.report.figures import decomposition_figure
+
+    if save:
+        save.mkdir(parents=True, exist_ok=True)
+        emit_json(result.to_dict(), str(save / "decomposition.json"))
+        table.save(launches, save / "launches.parquet")
+        decomposition_figure(result, save / "decomposition.png")
+        write_atomic(save / "README.md", to_markdown(result, "decomposition.png"))
+    if plot:
+        decomposition_figure(result, plot)
+    if markdown:
+        linked = None
+        if plot:
+            import os
+
+            linked = Path(os.path.relpath(plot, markdown.parent)).as_posix()
+        write_atomic(markdown, to_markdown(result, linked))
+    if json_path:
+        emit_json(result.to_dict(), json_path)

@@ -1,0 +1,281 @@
+"""A decomposition for a person: the table on a terminal (colour) or in a pipe (plain), and Markdown.
+
+A narrow terminal drops the columns that are needed least; the JSON always has all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.box import Box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from harness.attribution.decompose import headline
+from harness.attribution.decomposition import ClassRow, Decomposition
+
+if TYPE_CHECKING:
+    import jinja2
+
+RULED = Box("    \n    \n ── \n    \n ── \n ── \n    \n    \n")
+"""A rule under the header and above the totals, nothing else."""
+BAR_CELLS = 10
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: its header, its text for a row, and when to drop it (1 first; 0 never)."""
+
+    header: str
+    text: Callable[[ClassRow], str]
+    drop: int = 0
+    left: bool = False
+
+
+def columns_of(result: Decomposition) -> list[Column]:
+    """Every column that this decomposition has something for, in reading order."""
+    digits = 1 if result.busy_ms >= 1000 else 2 if result.busy_ms >= 10 else 3
+    ms = f",.{digits}f"
+    rows = result.classes
+    some = {
+        name: any(getattr(r, name) is not None for r in rows)
+        for name in ("gmac", "gb_per_s", "sol", "ratio", "budget_ms")
+    }
+    typed = any(r.weight_type != "-" for r in rows)
+    columns = [Column("class", lambda r: r.cls, left=True)]
+    if typed:
+        columns.append(Column("weights", lambda r: "" if r.weight_type == "-" else r.weight_type, drop=9, left=True))
+    columns += [
+        Column("n", lambda r: f"{r.launches:,}", drop=5),
+        Column("ms", lambda r: f"{r.sum_ms:{ms}}"),
+        Column("share", lambda r: f"{r.share:.1%}"),
+        Column("", lambda r: bar(r.share), drop=1, left=True),
+    ]
+    if some["gmac"]:
+        columns += [
+            Column("GMAC", lambda r: figure(r.gmac) if r.gmac else "", drop=4),
+            Column("µs/GMAC", lambda r: figure(r.us_per_gmac)),
+            Column("TFLOP/s", lambda r: figure(r.tflop_per_s), drop=6),
+        ]
+    if some["gb_per_s"]:
+        columns.append(Column("GB/s", lambda r: figure(r.gb_per_s), drop=3))
+    if some["sol"]:
+        columns += [
+            Column("bound", lambda r: r.bound or "", drop=8, left=True),
+            Column("SOL", lambda r: percent(r.sol)),
+        ]
+    if some["ratio"]:
+        columns += [
+            Column("ref µs/GMAC", lambda r: figure(r.ref_us_per_gmac), drop=2),
+            Column("ratio", lambda r: f"{r.ratio:.2f}×" if r.ratio is not None else ""),
+        ]
+    if some["budget_ms"]:
+        columns.append(Column("budget", lambda r: f"{r.budget_ms:{ms}}" if r.budget_ms is not None else "", drop=7))
+    return columns
+
+
+def figure(value: float | None) -> str:
+    """Three significant digits, no exponent: 0.0123, 2.65, 753, 12,191."""
+    if value is None:
+        return ""
+    if abs(value) >= 99.95:
+        return f"{value:,.0f}"
+    if abs(value) >= 9.995:
+        return f"{value:.1f}"
+    return f"{value:.2f}" if abs(value) >= 0.0995 else f"{value:.3g}"
+
+
+def percent(value: float | None) -> str:
+    """A fraction as a whole percentage; below 1 % with a digit more."""
+    if value is None:
+        return ""
+    return f"{value:.0%}" if value >= 0.01 else f"{value:.1%}"
+
+
+def bar(share: float) -> str:
+    """A horizontal bar of a share, in eighths of a cell."""
+    eighths = round(min(share, 1.0) * BAR_CELLS * 8)
+    return "█" * (eighths // 8) + ("▏▎▍▌▋▊▉"[eighths % 8 - 1] if eighths % 8 else "")
+
+
+def totals(result: Decomposition) -> list[tuple[str, str, str]]:
+    """(name, ms, share of busy) of the lines under the classes."""
+    digits = 1 if result.busy_ms >= 1000 else 2 if result.busy_ms >= 10 else 3
+    lines = []
+    if result.overlap_ms > 5e-4:
+        lines.append(("− overlap", f"{result.overlap_ms:,.{digits}f}", f"{result.overlap_ms / result.busy_ms:.1%}"))
+    lines.append(("busy", f"{result.busy_ms:,.{digits}f}", "100.0%"))
+    lines.append(("+ gap", f"{result.gap_ms:,.{digits}f}", f"{result.gap_ms / result.busy_ms:.1%}"))
+    lines.append(
+        ("= traced wall", f"{result.traced_wall_ms:,.{digits}f}", f"{result.traced_wall_ms / result.busy_ms:.1%}")
+    )
+    return lines
+
+
+def print_decomposition(result: Decomposition, console: Console | None = None) -> None:
+    """The whole answer: what was measured, the table, the checks, the provenance, and one line that sums it up."""
+    console = console or Console(highlight=False)
+    for line, style in heading(result):
+        console.print(Text(line, style=style))
+    console.print()
+    console.print(_table(result, console.width))
+    console.print()
+    _print_checks(result, console)
+    console.print(Text("on      ", style="dim") + Text(provenance_line(result), style="dim"))
+    for note in result.notes:
+        console.print(Text(f"note    {note}", style="yellow"))
+    console.print()
+    console.print(Text(headline(result), style="bold"))
+
+
+def heading(result: Decomposition) -> list[tuple[str, str]]:
+    """(line, style) of what was measured, and the wall."""
+    what = [result.model or "recorded trace"]
+    if result.tokens:
+        what.append(f"{result.tokens} tokens")
+    what += [part for part in (result.device, result.regime if result.walls_ms else "", result.structure) if part]
+    lines = [(" · ".join(what), "bold")]
+    wall = f"wall {clock(result.wall_ms)}"
+    if result.walls_ms:
+        wall += f" median of {len(result.walls_ms)} ({clock(min(result.walls_ms))} … {clock(max(result.walls_ms))})"
+    if result.tok_per_s:
+        wall += f" = {result.tok_per_s:,.0f} tok/s"
+    if result.band_tok_per_s:
+        wall += f" ({result.band_tok_per_s[0]:,.0f} … {result.band_tok_per_s[1]:,.0f})"
+    if result.vs_reference:
+        wall += f", {result.vs_reference:.2f}× the reference's speed"
+    lines.append((wall, ""))
+    changed = changed_levers(result)
+    if changed:
+        lines.append((f"levers {changed}", ""))
+    return lines
+
+
+def changed_levers(result: Decomposition) -> str:
+    """The levers that differ from their defaults, as `name=value`."""
+    from engine.levers import Levers
+
+    defaults = Levers().to_dict()
+    return " ".join(f"{k}={v}" for k, v in result.levers.items() if defaults.get(k) != v)
+
+
+def clock(ms: float) -> str:
+    """A wall in the unit that reads best."""
+    return f"{ms / 1e3:.2f} s" if ms >= 10_000 else f"{ms:,.1f} ms" if ms >= 100 else f"{ms:.2f} ms"
+
+
+def _table(result: Decomposition, width: int) -> Table:
+    columns = columns_of(result)
+    sums = totals(result)
+    while _width(columns, result, sums) > width and any(c.drop for c in columns):
+        columns.remove(min((c for c in columns if c.drop), key=lambda c: c.drop))
+    table = Table(box=RULED, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    for column in columns:
+        table.add_column(column.header, justify="left" if column.left else "right", no_wrap=True)
+    for row in result.classes:
+        table.add_row(*(_cell(c, row) for c in columns))
+    table.add_section()
+    for name, ms, share in sums:
+        cells = {"class": name, "ms": ms, "share": share}
+        if name == "busy":
+            cells |= {"n": f"{result.launches:,}"}
+        style = "bold" if name == "busy" else "dim"
+        table.add_row(*(Text(cells.get(c.header, ""), style=style) for c in columns))
+    return table
+
+
+def _width(columns: list[Column], result: Decomposition, sums: list[tuple[str, str, str]]) -> int:
+    total = 0
+    for c in columns:
+        cells = [c.header, *(c.text(row) for row in result.classes)]
+        cells += [
+            line[{"class": 0, "ms": 1, "share": 2}[c.header]] for line in sums if c.header in ("class", "ms", "share")
+        ]
+        total += max(map(len, cells)) + 2
+    return total
+
+
+def _cell(column: Column, row: ClassRow) -> Text:
+    text = column.text(row)
+    style = ""
+    if row.cls == "other":
+        style = "red"
+    elif column.header == "SOL" and row.sol is not None:
+        style = "green" if row.sol >= 0.75 else "yellow" if row.sol >= 0.4 else "red"
+    elif column.header == "ratio" and row.ratio is not None:
+        style = "green" if row.ratio <= 1.10 else "yellow" if row.ratio <= 2 else "red"
+    elif column.header == "":
+        style = "cyan"
+    elif column.header in ("class", "ms"):
+        style = "bold"
+    return Text(text, style=style)
+
+
+def _print_checks(result: Decomposition, console: Console) -> None:
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(no_wrap=True)
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for check in result.checks:
+        mark = Text("ok", style="green") if check.ok else Text("FAILED", style="bold red")
+        grid.add_row(mark, Text(check.name), Text(check.detail, style="" if not check.ok else "dim"))
+    console.print(grid)
+
+
+def provenance_line(result: Decomposition) -> str:
+    """The provenance in one paragraph: device, driver, clocks, commit, model's hash, source, protocol."""
+    p = result.provenance
+    clocks = p.get("clocks") or {}
+    parts = [p.get("gpu") or p.get("cpu") or result.device]
+    if p.get("driver"):
+        parts.append(f"driver {p['driver']}")
+    if clocks:
+        parts.append(
+            f"SM {clocks.get('sm_mhz')} of {clocks.get('sm_max_mhz')} MHz, memory {clocks.get('memory_mhz')} MHz"
+        )
+    if p.get("power_limit_w"):
+        parts.append(f"power limit {p['power_limit_w']:.0f} W")
+    if p.get("threads"):
+        parts.append(f"{p['threads']} threads")
+    if p.get("commit"):
+        parts.append(f"engine {p['commit']}")
+    if p.get("model_sha256"):
+        parts.append(f"model {str(p['model_sha256'])[:12]}")
+    parts.append(f"source {result.source}")
+    protocol = p.get("protocol")
+    if isinstance(protocol, dict):
+        parts.append(f"protocol {protocol.get('name')} ({protocol.get('regime')})")
+    c = result.ceilings
+    if c:
+        parts.append(
+            f"ceilings {figure(c['tflop_per_s'])} TFLOP/s {c['precision']}, {figure(c['gb_per_s'])} GB/s (cache {figure(c['cache_gb_per_s'])})"
+        )
+    if result.config_hash:
+        parts.append(f"configuration {result.config_hash}")
+    return " · ".join(str(part) for part in parts if part)
+
+
+def to_markdown(result: Decomposition, figure_path: str | None = None) -> str:
+    """The same as Markdown, every column kept. figure_path: as the Markdown file should link it."""
+    columns = columns_of(result)
+    return _environment().get_template("decomposition.md.j2").render(
+        d=result, heading=heading(result), headline=headline(result), totals=totals(result), columns=columns,
+        provenance=provenance_line(result), figure=figure_path, protocol=_protocol(result), bar=bar,
+    )  # fmt: skip
+
+
+def _protocol(result: Decomposition) -> dict[str, Any]:
+    protocol = result.provenance.get("protocol")
+    return protocol if isinstance(protocol, dict) else {}
+
+
+def _environment() -> jinja2.Environment:
+    import jinja2
+
+    return jinja2.Environment(
+        loader=jinja2.PackageLoader("harness.report"), trim_blocks=True, lstrip_blocks=True, autoescape=False,
+        undefined=jinja2.StrictUndefined, keep_trailing_newline=True,
+    )  # fmt: skip
