@@ -19,11 +19,8 @@ class LandingProtocol(Strict):
     min_pairs: int = Field(ge=1)
     max_pairs: int = Field(ge=1)
     confirm_pairs: int = Field(default=8, ge=1)
-    max_dropped: float = Field(default=0.2, ge=0, lt=1)
-    """Share of pairs dropped for telemetry above which the window is invalid."""
-    clock_tolerance: float = Field(default=0.03, gt=0)
-    """A half whose mean SM clock lies further than this from the running median of its own arm is dropped."""
     anchor_tolerance: float = Field(default=0.03, gt=0)
+    """The base arm's wall may lie this far from its last record of the same identity."""
 
     inner: int = Field(default=5, ge=1)
     statistic: Literal["median", "midmean", "lower_quartile", "minimum"] = "median"
@@ -65,3 +62,5 @@ class GatesProtocol(Strict):
     reference_tokens: int = Field(ge=1)
     near_tie: float = Field(gt=0)
     """A flip is a near-tie when the top-two margin is below this many times max |Δlogit|."""
+    determinism_rel_l2: float = Field(ge=0)
+    """The same arm twice on the same tokens."""
