@@ -226,7 +226,7 @@ class Analysis(Strict):
 class RoundRecord(Frozen):
     """`record.json`. A round in progress has verdict None and status "open"."""
 
-    schema_: Literal["round/1"] = Field("round/1", alias="schema")
+    schema_: Literal["round/1"] = Field(default="round/1", alias="schema")
     round: int
     slug: str
     title: str = ""

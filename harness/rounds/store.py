@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -160,3 +161,8 @@ def read_attachment(path: Path, name: str) -> dict | None:
     """A JSON file of a round's directory, or None."""
     file = path / name
     return json.loads(file.read_bytes()) if file.is_file() else None
+
+
+def now() -> str:
+    """This moment, ISO 8601 in UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,155 @@
+"""`harness diff`: what changed between two decompositions or traces?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from harness.errors import Exit
+
+if TYPE_CHECKING:
+    from harness.attribution.diff import Diff, Row, Side
+
+
+@click.command()
+@click.argument("before", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("after", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--device", type=int, help="With traces: one device's launches only.  [default: all devices, pooled]")
+@click.option(
+    "--rules",
+    type=click.Path(dir_okay=False, path_type=Path),
+    multiple=True,
+    help="With traces: a rule file, tried before the packaged ones.",
+)
+@click.option(
+    "--across-windows",
+    is_flag=True,
+    help="Declare that two windows, regimes or devices may be compared as absolute times.",
+)
+@click.option(
+    "--kernels",
+    type=click.IntRange(min=0),
+    default=8,
+    show_default=True,
+    help="With traces: how many kernels to list by name.",
+)
+@click.option(
+    "--plot", type=click.Path(dir_okay=False, path_type=Path), help="Write the bridge from before to after as PNG."
+)
+@click.option("--json", "json_path", metavar="PATH", help='Write "diff/1" JSON; "-" is stdout.')
+def command(
+    before: Path, after: Path, device: int | None, rules: tuple[Path, ...], across_windows: bool, kernels: int, plot: Path | None,
+    json_path: str | None,
+) -> int:  # fmt: skip
+    """Compare BEFORE with AFTER by class: direct gains, hidden taxes, launches, time per launch.
+
+    Each is a decomposition's JSON, or a trace (nsys .sqlite or .nsys-rep, Kineto .json, launches.parquet). Two
+    decompositions of the same tokens are subtracted; traces are compared per launch, never by their windows' length.
+    """
+    from harness.attribution.diff import diff
+    from harness.files import emit_json
+
+    found = diff(_side(before, device, rules), _side(after, device, rules), across_windows=across_windows)
+    if plot:
+        from harness.report.round_figures import plot_bridge
+
+        plot_bridge(plot, found)
+    if json_path:
+        emit_json(found.to_json(), json_path)
+    if json_path != "-":
+        show(found, kernels)
+    return Exit.DONE
+
+
+def _side(path: Path, device: int | None, rules: tuple[Path, ...]) -> Side:
+    """A side from either kind of file: JSON that says it is a decomposition is one, everything else is a trace."""
+    from harness.attribution.decomposition import load_decomposition
+    from harness.attribution.diff import side_of_decomposition, side_of_launches
+
+    if path.suffix == ".json" and is_decomposition(path):
+        return side_of_decomposition(load_decomposition(path), str(path))
+    from harness.attribution.recorded import classified_launches
+
+    launches, source = classified_launches(path, device=device, rules=rules)
+    return side_of_launches(launches, str(path), source=source)
+
+
+def is_decomposition(path: Path) -> bool:
+    """True for JSON that names its schema as a decomposition's, and for what is missing or no trace at all."""
+    import json
+
+    try:
+        with path.open(encoding="utf-8") as file:
+            head = file.read(4096)
+    except (OSError, UnicodeDecodeError):
+        return True
+    if "traceEvents" in head or "deviceProperties" in head:
+        return False
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        return True
+    return not (isinstance(data, list) or (isinstance(data, dict) and "traceEvents" in data))
+
+
+def show(found: Diff, kernels: int = 8) -> None:
+    """The diff on a terminal or in a pipe."""
+    from harness.report.table import print_table, say
+
+    per_launch = found.normalised_by == "launches"
+    say(f"{found.before.label} → {found.after.label}", "bold")
+    say(
+        f"normalised by {found.normalised_by}"
+        + (f", work factor {found.work_factor:.3f}" if found.work_factor != 1 else "")
+    )
+    say()
+    floor = 0.001 * found.before.busy_ms
+    rows = [_cells(r, str(r.key[0])) for r in found.classes]
+    styles = ["" if abs(r.delta_ms) < floor else "green" if r.delta_ms < 0 else "red" for r in found.classes]
+    total_before, total_after = (sum(getattr(r, side).ms for r in found.classes) for side in ("before", "after"))
+    rows.append(["sum", "", "", "", f"{total_before:.2f}", f"{total_after:.2f}", f"{found.net_ms:+.2f}", ""])
+    print_table(_header("class<", per_launch), rows, rule_before=[len(rows) - 1], styles=[*styles, "bold"])
+    if found.types:
+        say()
+        print_table(_header("class, weights<", per_launch), [_cells(r, f"{r.key[0]} {r.key[1]}") for r in found.types])
+    if found.kernels and kernels:
+        from harness.attribution.diff import short_name
+
+        say()
+        print_table(
+            _header("kernel<", per_launch), [_cells(r, short_name(r.key[1])[:28]) for r in found.kernels[:kernels]]
+        )
+    say()
+    for what, same, detail in found.comparable:
+        if same is not True:
+            say(f"{'differs' if same is False else 'unknown'}: {what} ({detail})", "yellow" if same is False else "dim")
+    for note in found.notes:
+        say(f"note: {note}", "yellow")
+    unit = " at the first window's launches" if per_launch else ""
+    say(f"direct gain {found.direct_ms:+.2f} ms, hidden tax {found.tax_ms:+.2f} ms, net {found.net_ms:+.2f} ms{unit}")
+    say(found.sentence(), "bold")
+
+
+def _header(first: str, per_launch: bool) -> list[str]:
+    return [first, "launches", "µs/launch", "", "before", "after", "delta ms", "per launch" if per_launch else "change"]
+
+
+def _cells(row: Row, name: str) -> list[str]:
+    def micro(value: float | None) -> str:
+        return "–" if value is None else f"{value:.1f}" if value < 1000 else f"{value:,.0f}"
+
+    change = row.delta_ms / row.before.ms if row.before.ms else None
+    return [
+        name,
+        f"{row.before.launches}→{row.after.launches}"
+        if row.before.launches != row.after.launches
+        else str(row.before.launches),
+        micro(row.before.us_per_launch),
+        f"→{micro(row.after.us_per_launch)}",
+        f"{row.before.ms:.2f}",
+        f"{row.after.ms:.2f}",
+        f"{row.delta_ms:+.2f}",
+        "new" if change is None else "gone" if not row.after.launches else f"{change:+.1%}",
+    ]

@@ -1,0 +1,29 @@
+"""`harness report`: rebuild every page from the JSON."""
+
+from __future__ import annotations
+
+import click
+
+from harness.errors import Exit
+
+
+@click.command()
+@click.option("--figures/--no-figures", default=True, show_default=True, help="Draw the PNGs again.")
+@click.option("--json", "json_path", metavar="PATH", help='Write the list of files as JSON; "-" is stdout.')
+def command(figures: bool, json_path: str | None) -> int:
+    """Rebuild reports/ from its JSON: every round's README and figures, INDEX.md and campaign.png.
+
+    Text that was edited between a README's comments is kept, and goes into the round's record.
+    """
+    from harness.files import emit_json
+    from harness.report.rounds import rebuild
+
+    pages = rebuild(figures=figures)
+    if json_path:
+        emit_json({"schema": "report/1", "files": [str(p) for p in pages]}, json_path)
+    if json_path != "-":
+        rounds = sum(p.name == "README.md" for p in pages)
+        click.echo(
+            f"{rounds} round{'s' * (rounds != 1)} rebuilt; the index is {next(p for p in pages if p.name == 'INDEX.md')}"
+        )
+    return Exit.DONE

@@ -1,0 +1,73 @@
+"""How figures are written for people: percents, milliseconds, gigabytes, Markdown tables. JSON keeps the bare numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.rounds.record import RoundRecord
+
+
+def percent(value: float | None, digits: int = 2) -> str:
+    """A signed fraction as +1.23 %; a dash for None."""
+    return "–" if value is None else f"{100 * value:+.{digits}f} %"
+
+
+def span(interval: Sequence[float | None] | None) -> str:
+    """An interval of gains; an open side as ∞."""
+    if interval is None or all(v is None for v in interval):
+        return "–"
+    low, high = interval
+    return f"[{'−∞' if low is None else percent(low)}, {'∞' if high is None else percent(high)}]"
+
+
+def ms(value: float | None, digits: int = 2) -> str:
+    """Milliseconds; a dash for None. Below 10 µs in total a third and fourth digit."""
+    return "–" if value is None else f"{value:.{digits}f}" if abs(value) >= 0.01 or value == 0 else f"{value:.4f}"
+
+
+def gigabytes(count: int | None) -> str:
+    """Bytes as GB (10⁹), or MB below one."""
+    if count is None:
+        return "–"
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A GitHub table; a column whose name ends in "<" is left-aligned. Bars in cells are escaped."""
+    names = [h.removesuffix("<") for h in header]
+    rule = [":--" if h.endswith("<") else "--:" for h in header]
+    lines = ["| " + " | ".join(names) + " |", "|" + "|".join(rule) + "|"]
+    lines += ["| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in row) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def gain_of(record: RoundRecord) -> float | None:
+    """The gain that a round is known by: the confirmed one where it was confirmed, else the estimate."""
+    return record.confirmed if record.confirmed is not None else record.estimate
+
+
+def headline(record: RoundRecord) -> str:
+    """One sentence: the verdict, its figure and its price in memory."""
+    verdict = record.verdict or "OPEN"
+    outcome = f" ({record.outcome})" if record.outcome and record.outcome.lower() != verdict.lower() else ""
+    text = f"{verdict}{outcome}"
+    if record.analysis is not None:
+        a = record.analysis
+        text += f": at best {percent(a.best_gain)} of the wall from {a.cls}, below the bar of {percent(record.bar, 1)}"
+    elif record.estimate is not None:
+        figure = f"{percent(record.confirmed)} confirmed, " if record.confirmed is not None else ""
+        text += (
+            f": {figure}{percent(record.estimate)} over {record.pairs} pairs {span(record.interval)} against a bar of "
+            f"{percent(record.bar, 1)}, {record.regime}"
+        )
+    elif record.reason:
+        text += f": {record.reason.rstrip('.')}"
+    return text + memory_change(record) + "."
+
+
+def memory_change(record: RoundRecord) -> str:
+    """Device memory of both arms; "" where it was not read."""
+    held = [record.arms[a].device_memory_bytes if a in record.arms else None for a in "AB"]
+    if held[0] is None or held[1] is None:
+        return ""
+    return f"; device memory {gigabytes(held[0])} → {gigabytes(held[1])}"
