@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from harness.errors import HarnessError
 
@@ -24,7 +24,7 @@ class _Model(BaseModel):
 class ClassRow(_Model):
     """One arithmetic class of one weight type."""
 
-    cls: str = Field(alias="class")
+    cls: str = Field(validation_alias=AliasChoices("class", "cls"), serialization_alias="class")
     weight_type: str
     launches: int
     sum_ms: float  # Σ durations: two launches at once count twice
@@ -58,7 +58,7 @@ class Outlier(_Model):
     """A launch far above the median of its own kind."""
 
     name: str
-    cls: str = Field(alias="class")
+    cls: str = Field(validation_alias=AliasChoices("class", "cls"), serialization_alias="class")
     ms: float
     median_ms: float
     start_ms: float
@@ -77,7 +77,7 @@ class Pass(_Model):
 class Decomposition(_Model):
     """Where a wall went: rows per class, the checks that make them believable, and what they were measured on."""
 
-    schema_: Literal["decomposition/1"] = Field(default=SCHEMA, alias="schema")
+    schema_: Literal["decomposition/1"] = Field(default="decomposition/1", alias="schema")
     tokens: int | None = None
     model: str = ""
     source: str = ""  # host, cupti, nsys, kineto

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 import pandas as pd
@@ -11,6 +13,9 @@ import pandas as pd
 from harness.attribution import provenance, roofline
 from harness.attribution.decompose import Decomposition, decompose
 from harness.attribution.measure import DecomposeProtocol, Measurement, Regime, Report, describe_protocol, measure
+from harness.config import load_protocol
+from harness.window.rules import DROPPING_BITS, QuietWindow, disturbances
+from harness.window.sentinel import Sentinel, throttle_names
 
 if TYPE_CHECKING:
     from engine.backend import Engine
@@ -79,11 +84,11 @@ def decompose_engine(
         from harness.sources.cupti import trace_prefill
     else:
         from harness.sources.host import trace_prefill
-    with _Watch(part.window == "required") as watch:
+    with _Watch(gpu=engine.name == "cuda", required=part.window == "required") as watch:
         measured = measure(
             engine, tokens, protocol, trace=trace_prefill, regime=regime, runs=runs, report=report,
         )  # fmt: skip
-    state = watch.gpu if engine.name == "cuda" else {}
+    state = watch.gpu
     facts = _provenance(
         engine, model, state, measured, describe_protocol(protocol, regime, len(measured.walls_ns), engine.name)
     )
@@ -149,18 +154,38 @@ def _provenance(
 
 
 class _Watch:
-    """The sentinel around the measurement, and the GPU's state while it still ran."""
+    """The sentinel around the measurement: was the window quiet, and the GPU's state under load."""
 
-    def __init__(self, required: bool) -> None:
+    def __init__(self, *, gpu: bool, required: bool) -> None:
         self.required = required
+        self.sentinel = Sentinel(0 if gpu else None)
+        self.rules = load_protocol("quiet-window", QuietWindow)
+        self.disturbed: list[str] = []
         self.gpu: dict[str, Any] = {}
+        self.began = 0
 
     def __enter__(self) -> _Watch:
+        self.sentinel.__enter__()
+        # The host clock starts here, so that what loaded the model is not held against the window.
+        self.disturbed = disturbances(self.sentinel.snapshot() | {"host": {"foreign": 0.0}}, self.rules, idle=True)
+        self.began = time.perf_counter_ns()
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.gpu = provenance.gpu_state()
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        during = self.sentinel.during(self.began, time.perf_counter_ns())
+        after = disturbances(self.sentinel.snapshot(), self.rules, idle=False)
+        self.disturbed += [found for found in after if found not in self.disturbed]
+        if bad := DROPPING_BITS & set(throttle_names(during.get("throttle"))):
+            self.disturbed.append(f"the GPU throttled: {', '.join(sorted(bad))}")
+        self.sentinel.__exit__(kind, error, tb)
+        if self.sentinel.gpu is not None:
+            self.gpu = provenance.gpu_state()
+            self.gpu["clocks"] = self.gpu.get("clocks", {}) | {"mean_sm_mhz": during.get("sm_mhz")}
+            self.gpu |= {"mean_power_w": during.get("power_w"), "throttle": throttle_names(during.get("throttle"))}
 
     def verdict(self) -> dict[str, Any]:
         """As `checks.window` takes it."""
-        return {"quiet": True, "required": self.required, "detail": "quiet"}
+        detail = "; ".join(self.disturbed) or "quiet"
+        if self.sentinel.unseen:
+            detail += f" ({'; '.join(self.sentinel.unseen)})"
+        return {"quiet": not self.disturbed, "required": self.required, "detail": detail}

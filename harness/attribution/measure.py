@@ -11,11 +11,12 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from harness.attribution.checks import find_outliers
+from harness.attribution.checks import find_outliers, overhead_limit
 from harness.attribution.decomposition import Check, Pass
 from harness.config import Strict
 from harness.launches import union_ns
@@ -135,8 +136,9 @@ def measure(
 ) -> Measurement:
     """Warm-up, untraced walls, then traced passes, as the protocol says.
 
-    trace: the source's `trace_prefill`. A traced pass with outlier launches stays in `passes`, and another pass is made
-    (at most `extra_passes` more); the table is the median wall of the clean passes, or of all where none is clean.
+    trace: the source's `trace_prefill`. A traced pass with outlier launches, or whose wall lies outside what the untraced
+    ones allow, stays in `passes`, and another pass is made (at most `extra_passes` more); the table is the one of median
+    wall among the clean passes, or among all where none is clean.
     """
     regime = regime or protocol.regime
     part = protocol.of(engine.name)
@@ -176,19 +178,25 @@ def measure(
                 outliers=outliers[:10],
             )
         )
-        if outliers and wanted < limit:
+        if wanted < limit and not _clean(passes[-1], walls):
             wanted += 1
     _tell(report, "tracing forwards", wanted, wanted)
-    table = _median_index(passes)
+    table = _median_index(passes, walls)
     passes[table].table = True
     return Measurement(walls, traces, passes, table, forwards.check(), seed, list(traces[table].notes))
 
 
-def _median_index(passes: list[Pass]) -> int:
-    """Index of the (lower) median wall among the passes without outliers, else among all."""
-    clean = [i for i, p in enumerate(passes) if not p.outliers] or list(range(len(passes)))
-    clean.sort(key=lambda i: passes[i].wall_ms)
-    return clean[(len(clean) - 1) // 2]
+def _clean(traced: Pass, walls_ns: list[int]) -> bool:
+    """No outlier launch, and a wall that the untraced ones allow."""
+    walls = [w / 1e6 for w in walls_ns]
+    return not traced.outliers and abs(traced.wall_ms / median(walls) - 1) <= overhead_limit(walls)
+
+
+def _median_index(passes: list[Pass], walls_ns: list[int]) -> int:
+    """Index of the (lower) median wall among the clean passes, else among all."""
+    chosen = [i for i, p in enumerate(passes) if _clean(p, walls_ns)] or list(range(len(passes)))
+    chosen.sort(key=lambda i: passes[i].wall_ms)
+    return chosen[(len(chosen) - 1) // 2]
 
 
 def _tell(report: Report | None, what: str, done: int, of: int) -> None:

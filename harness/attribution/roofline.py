@@ -92,7 +92,7 @@ def ceilings_for(
     cached = _load(path)
     if cached and not fresh:
         return cached
-    shapes = _largest_gemms(plan)
+    shapes = _largest_gemms(plan, rows=2048 if backend == "cpu" else 4096)
     measured = (
         _measure_cpu(regime, shapes, threads, key, report)
         if backend == "cpu"
@@ -112,8 +112,9 @@ def _key(backend: str, regime: str, threads: int) -> dict[str, Any]:
         finally:
             pool.close()
     from engine.cuda.ceilings import identity
+    from harness.attribution.provenance import gpu_state
 
-    return {"backend": backend, "regime": regime, **identity()}
+    return {"backend": backend, "regime": regime, **identity(), "driver": gpu_state().get("driver")}
 
 
 def _cache_path(key: dict[str, Any]) -> Path:
@@ -131,11 +132,11 @@ def _load(path: Path) -> Ceilings | None:
         return None
 
 
-def _largest_gemms(plan: Plan | None, count: int = 4) -> list[Shape]:
-    """The model's GEMM shapes with the most MACs, at most 2048 rows: the rate has settled by then."""
+def _largest_gemms(plan: Plan | None, rows: int, count: int = 4) -> list[Shape]:
+    """The model's GEMM shapes with the most MACs, cut to `rows` rows: the rate has settled by then."""
     if plan is None:
         return []
-    shapes = {(min(op.m, 2048), op.n, op.k) for op in plan if op.kind == "gemm" and op.m > 1}
+    shapes = {(min(op.m, rows), op.n, op.k) for op in plan if op.kind == "gemm" and op.m > 1}
     return sorted(shapes, key=lambda s: -s[0] * s[1] * s[2])[:count]
 
 
@@ -146,7 +147,7 @@ def _measure_cpu(
     pool = Threads(threads)
     sizes = [1 << 19, 1 << 21, 1 << 23, 1 << 27]  # bytes of one operand: caches, then DRAM
     all_shapes = [(1536, 1536, 1536), (2048, 1024, 1024), *shapes]
-    steps, done = len(all_shapes) + len(sizes), 0
+    steps = len(all_shapes) + len(sizes)
     gemm, memory = [], []
     try:
         with pool.single_threaded_blas():
@@ -155,14 +156,12 @@ def _measure_cpu(
             for m, n, k in all_shapes:
                 seconds = _best(_cpu_gemm(pool, (m, n, k)), regime, budget_s=0.25)
                 gemm.append({"m": m, "n": n, "k": k, "tflop_per_s": 2 * m * n * k / seconds / 1e12})
-                done += 1
-                _tell(report, done, steps)
-            for size in sizes:
+                _tell(report, len(gemm), steps)
+            for i, size in enumerate(sizes, 1):
                 for moved, stream in _cpu_streams(pool, size):
                     seconds = _best(stream, regime, budget_s=0.2)
                     memory.append({"bytes": moved, "gb_per_s": moved / seconds / 1e9})
-                done += 1
-                _tell(report, done, steps)
+                _tell(report, len(gemm) + i, steps)
     finally:
         pool.close()
     return _assemble("cpu", cpu_name(), regime, "f32", gemm, memory, key)
@@ -229,22 +228,19 @@ def _measure_cuda(regime: str, shapes: Sequence[Shape], key: dict[str, Any], rep
     """f16 GEMM through cublasLt and device copies, timed by events."""
     from engine.cuda.ceilings import copy_seconds, gemm_seconds
 
-    all_shapes = [(4096, 4096, 4096), (8192, 8192, 4096), (2048, 18944, 3584), *shapes]
-    sizes = [8 << 20, 16 << 20, 1 << 30]  # bytes of one operand: L2, L2, DRAM
-    steps, done = len(all_shapes) + len(sizes), 0
+    all_shapes = [(4096, 4096, 4096), (8192, 8192, 4096), *shapes]
+    sizes = [8 << 20, 16 << 20, 256 << 20]  # bytes of one operand: in L2, in L2 on the largest GPUs, DRAM
+    idle_s, load_s = (IDLE_S, 0.0) if regime == "burst" else (0.0, LOAD_S)
     gemm, memory = [], []
-    for i, (m, n, k) in enumerate(all_shapes):
-        seconds = gemm_seconds(
-            m, n, k, idle_s=IDLE_S if regime == "burst" else 0.0, load_s=LOAD_S if regime == "sustained" and i == 0 else 0.0
-        )  # fmt: skip
+    for m, n, k in all_shapes:
+        seconds = gemm_seconds(m, n, k, idle_s=idle_s, load_s=load_s)
+        load_s = min(load_s, 0.3)  # the load goes on: short pauses between shapes do not cool it down
         gemm.append({"m": m, "n": n, "k": k, "tflop_per_s": 2 * m * n * k / seconds / 1e12})
-        done += 1
-        _tell(report, done, steps)
+        _tell(report, len(gemm), len(all_shapes) + len(sizes))
     for size in sizes:
-        seconds = copy_seconds(size, idle_s=IDLE_S if regime == "burst" else 0.0)
+        seconds = copy_seconds(size, idle_s=idle_s, load_s=load_s)
         memory.append({"bytes": 2 * size, "gb_per_s": 2 * size / seconds / 1e9})
-        done += 1
-        _tell(report, done, steps)
+        _tell(report, len(gemm) + len(memory), len(all_shapes) + len(sizes))
     return _assemble("cuda", str(key["device"]), regime, "f16", gemm, memory, key)
 
 

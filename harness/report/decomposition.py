@@ -78,9 +78,11 @@ def columns_of(result: Decomposition) -> list[Column]:
 
 
 def figure(value: float | None) -> str:
-    """Three significant digits, no exponent: 0.0123, 2.65, 753, 12,191."""
+    """Three significant digits or so: 0.0123, 2.65, 753, 12,191, 161k."""
     if value is None:
         return ""
+    if abs(value) >= 99_950:
+        return f"{value / 1e6:,.3g}M" if abs(value) >= 999_500 else f"{value / 1e3:,.0f}k"
     if abs(value) >= 99.95:
         return f"{value:,.0f}"
     if abs(value) >= 9.995:
@@ -123,10 +125,7 @@ def print_decomposition(result: Decomposition, console: Console | None = None) -
     console.print()
     console.print(_table(result, console.width))
     console.print()
-    _print_checks(result, console)
-    console.print(Text("on      ", style="dim") + Text(provenance_line(result), style="dim"))
-    for note in result.notes:
-        console.print(Text(f"note    {note}", style="yellow"))
+    console.print(_below(result))
     console.print()
     console.print(Text(headline(result), style="bold"))
 
@@ -136,7 +135,7 @@ def heading(result: Decomposition) -> list[tuple[str, str]]:
     what = [result.model or "recorded trace"]
     if result.tokens:
         what.append(f"{result.tokens} tokens")
-    what += [part for part in (result.device, result.regime if result.walls_ms else "", result.structure) if part]
+    what += [part for part in (result.device, result.regime if result.walls_ms else "") if part]
     lines = [(" · ".join(what), "bold")]
     wall = f"wall {clock(result.wall_ms)}"
     if result.walls_ms:
@@ -151,6 +150,8 @@ def heading(result: Decomposition) -> list[tuple[str, str]]:
     changed = changed_levers(result)
     if changed:
         lines.append((f"levers {changed}", ""))
+    if result.structure:
+        lines.append((result.structure, "dim"))
     return lines
 
 
@@ -214,15 +215,19 @@ def _cell(column: Column, row: ClassRow) -> Text:
     return Text(text, style=style)
 
 
-def _print_checks(result: Decomposition, console: Console) -> None:
-    grid = Table.grid(padding=(0, 1))
+def _below(result: Decomposition) -> Table:
+    """Checks, what it was measured on, and notes, their texts aligned."""
+    grid = Table.grid(padding=(0, 1, 0, 0))
     grid.add_column(no_wrap=True)
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
     for check in result.checks:
         mark = Text("ok", style="green") if check.ok else Text("FAILED", style="bold red")
-        grid.add_row(mark, Text(check.name), Text(check.detail, style="" if not check.ok else "dim"))
-    console.print(grid)
+        grid.add_row(mark, Text(check.name), Text(check.detail, style="dim" if check.ok else "red"))
+    grid.add_row("on", "", Text(provenance_line(result), style="dim"))
+    for note in result.notes:
+        grid.add_row(Text("note", style="yellow"), "", Text(note))
+    return grid
 
 
 def provenance_line(result: Decomposition) -> str:
