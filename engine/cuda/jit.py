@@ -133,8 +133,8 @@ def compile_file(
         "symbols": symbols,
         "resources": {n: asdict(by_symbol[symbols[n]]) for n in names},
     }
-    _publish(path, code)
-    _publish(path.with_suffix(".json"), json.dumps(info, indent=1).encode())
+    publish(path, code)
+    publish(path.with_suffix(".json"), json.dumps(info, indent=1).encode())
     cubin = _read(name, arch, path)
     assert cubin is not None
     return cubin
@@ -171,7 +171,7 @@ def compiler_version() -> str:
     try:
         from cuda.bindings import nvrtc
 
-        status, major, minor = nvrtc.nvrtcVersion()
+        _status, major, minor = nvrtc.nvrtcVersion()
     except Exception as error:
         raise EngineError(
             f"no NVRTC was found to compile kernels with ({error}); pip install 'prefill-harness[cuda]'."
@@ -280,7 +280,7 @@ def _cuda_headers() -> tuple[str, ...]:
 
 
 def _cache_directory() -> Path:
-    from engine.models import cache_dir
+    from engine.cache import cache_dir
 
     return cache_dir() / "cubins"
 
@@ -298,7 +298,7 @@ def _read(name: str, arch: str, path: Path) -> Cubin | None:
         return None
 
 
-def _publish(path: Path, data: bytes) -> None:
+def publish(path: Path, data: bytes) -> None:
     """Writes a cache file under its name in one step, so that two processes never read each other's half."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
