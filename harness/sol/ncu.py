@@ -82,7 +82,7 @@ def find_ncu() -> Path:
     raise HarnessError(f"ncu is not on PATH nor in the usual folders; {_INSTALL}.")
 
 
-def profile(spec: dict[str, object], report: Path, *, timeout_s: float = 540) -> dict[str, Any]:
+def profile(spec: dict[str, Any], report: Path, *, timeout_s: float = 540) -> dict[str, Any]:
     """Runs `harness.sources.profiled_child` under ncu; leaves the `.ncu-rep` at `report`, returns the child's own report.
 
     Clocks are left as they are (`--clock-control none`); only the launches inside the spec's `profile_ops` are profiled.

@@ -2,7 +2,7 @@
 
 `python -m harness.sources.profiled_child SPEC.json`. The spec is a JSON object:
 
-    {"model": str | null, "backend": "cuda", "levers": {…}, "tokens": 3325, "seed": 1, "passes": 3,
+    {"model": str | null, "backend": "cuda", "levers": {…}, "tokens": 3325, "seed": 1, "passes": 3, "idle_s": 0.2,
      "profile_ops": [12, 45] | null, "report": "out.json"}
 
 Each pass is the NVTX range "prefill K" (K from 0), each op in it the range "op INDEX". With `profile_ops`, the profiler
@@ -16,6 +16,7 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import nvtx
@@ -47,24 +48,26 @@ class RangeHook:
             profiler.stop()
 
 
-def spec_of(engine_model: str | None, levers: Levers, tokens: int, *, passes: int = 3, seed: int = 1, backend: str = "cuda",
-            profile_ops: list[int] | None = None) -> dict[str, object]:  # fmt: skip
+def spec_of(engine_model: str | None, levers: Levers, tokens: int, *, passes: int = 3, seed: int = 1, idle_s: float = 0.2,
+            backend: str = "cuda",
+            profile_ops: list[int] | None = None) -> dict[str, Any]:  # fmt: skip
     """The spec of a child that runs this configuration (without its `report`)."""
     return {"model": engine_model, "backend": backend, "levers": levers.to_dict(), "tokens": tokens, "seed": seed,
-            "passes": passes, "profile_ops": profile_ops}  # fmt: skip
+            "passes": passes, "idle_s": idle_s, "profile_ops": profile_ops}  # fmt: skip
 
 
-def run(spec: dict[str, object], engine: Engine) -> dict[str, object]:
+def run(spec: dict[str, Any], engine: Engine) -> dict[str, Any]:
     """Warm-up and passes on an open engine; returns the report."""
-    tokens, passes = int(spec["tokens"]), int(spec["passes"])  # type: ignore[call-overload]
+    tokens, passes = int(spec["tokens"]), int(spec["passes"])
     plan = engine.plan(tokens)
     random = np.random.default_rng(spec["seed"])
-    chosen = frozenset(spec["profile_ops"] or ())  # type: ignore[call-overload]
+    chosen = frozenset(spec["profile_ops"] or ())
     engine.prefill(random.integers(0, plan.geometry.vocab, tokens, dtype=np.int32))
     walls = []
     for k in range(passes):
         ids = random.integers(0, plan.geometry.vocab, tokens, dtype=np.int32)
         hook = RangeHook(chosen if k == passes - 1 else frozenset())
+        time.sleep(float(spec["idle_s"]))
         start = time.perf_counter_ns()
         with nvtx.annotate(f"prefill {k}"):
             engine.prefill(ids, hook=hook)

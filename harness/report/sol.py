@@ -1,0 +1,117 @@
+"""The cross-check as a terminal table and as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from harness.report.table import print_table, say
+
+if TYPE_CHECKING:
+    from harness.sol.crosscheck import SolRow
+    from harness.sol.ncu import Counters
+
+
+def percent(value: float | None) -> str:
+    """A fraction as a percentage, "–" where unknown."""
+    return "–" if value is None else f"{100 * value:.1f} %"
+
+
+def quantity(value: float | None) -> str:
+    """A count with a decimal prefix: 5860000 → "5.86 M"."""
+    if value is None:
+        return "–"
+    for size, prefix in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if abs(value) >= size:
+            return f"{value / size:.3g}{prefix}"
+    return f"{value:.3g}"
+
+
+def print_rows(rows: Sequence[SolRow]) -> None:
+    """Three small tables that fit 80 columns: time and bounds, resources, counters per GMAC; then the disagreements."""
+    print_table(
+        ["class<", "op<", "µs", "bound", "SOL", "mem", "SM", "DRAM", "occ"],
+        [[_label(r), r.op, f"{r.traced_us:.1f}", r.computed_bound, percent(r.computed_sol), percent(r.counted.memory_sol),
+          percent(r.counted.sm_sol), percent(r.counted.dram_sol), percent(r.counted.achieved_occupancy)] for r in rows],
+    )  # fmt: skip
+    say("SOL: floor by the ledger and the measured ceilings / traced time. mem, SM, DRAM, occ: counted by ncu.", "dim")
+    say()
+    print_table(
+        ["class<", "regs", "smem KB", "blocks/SM", "waits on<"],
+        [[_label(r), str(r.counted.registers), f"{r.counted.smem_bytes / 1024:.1f}", str(r.counted.blocks_per_sm), _stalls(r.counted)]
+         for r in rows],
+    )  # fmt: skip
+    say()
+    print_table(
+        ["per GMAC<", "GMAC", "warp instr.", "DRAM B", "L2 B", "smem wavefr."],
+        [[_label(r), f"{r.gmac:.3f}", *(quantity(r.per_gmac[k]) for k in _PER_GMAC)] for r in rows if r.gmac],
+    )  # fmt: skip
+    for row in rows:
+        for finding in row.findings:
+            say(f"{_label(row)}: {finding}.")
+
+
+_PER_GMAC = ("warp_instructions", "dram_bytes", "l2_bytes", "shared_wavefronts")
+
+
+def to_markdown(rows: Sequence[SolRow], about: dict[str, Any]) -> str:
+    """The committed form: one table of bounds, one of resources and work, the disagreements, the provenance."""
+    ceilings = about["ceilings"]
+    lines = [
+        f"# Speed of light, counted: {about['model']}, {about['tokens']} tokens", "",
+        f"{about['device']}, {about['regime']} regime. Ceilings measured there: {ceilings['tflop_per_s']:.0f} TFLOP/s, "
+        f"{ceilings['gb_per_s']:.0f} GB/s. One op per class (the median of the shape with most time), profiled by ncu with caches "
+        "flushed and clocks as they are.", "",
+        "| class | op | shape | traced µs | ncu µs | computed bound | computed SOL | memory SOL | SM SOL | DRAM | occupancy |",
+        "|---|---|---|--:|--:|---|--:|--:|--:|--:|--:|",
+    ]  # fmt: skip
+    for r in rows:
+        c = r.counted
+        lines.append(
+            f"| {_label(r)} | {r.op} | {r.shape} | {r.traced_us:.1f} | {c.duration_ns / 1e3:.1f} | {r.computed_bound} "
+            f"| {percent(r.computed_sol)} | {percent(c.memory_sol)} | {percent(c.sm_sol)} | {percent(c.dram_sol)} "
+            f"| {percent(c.achieved_occupancy)} |"
+        )
+    lines += [
+        "", "| class | kernel | registers | smem KB | blocks/SM | held by | waits on | warp instr./GMAC | DRAM B/GMAC | L2 B/GMAC | smem wavefronts/GMAC |",
+        "|---|---|--:|--:|--:|---|---|--:|--:|--:|--:|",
+    ]  # fmt: skip
+    for r in rows:
+        c = r.counted
+        work = " | ".join(quantity(r.per_gmac[k]) for k in _PER_GMAC)
+        lines.append(
+            f"| {_label(r)} | `{_short(c.kernel)}` | {c.registers} | {c.smem_bytes / 1024:.1f} | {c.blocks_per_sm} "
+            f"| {', '.join(c.limited_by) or '–'} | {_stalls(c)} | {work} |"
+        )
+    lines += ["", "## Where counters and ledger disagree", ""]
+    said = [f"- **{_label(r)}**: {finding}." for r in rows for finding in r.findings]
+    lines += said or ["Nowhere beyond the tolerances."]
+    lines += ["", "## Provenance", ""]
+    lines += [f"- {key}: {value}" for key, value in about["provenance"].items()]
+    return "\n".join(lines) + "\n"
+
+
+def print_counters(counters: Sequence[Counters]) -> None:
+    """What a report says by itself, where no plan is known."""
+    print_table(
+        ["kernel<", "µs", "mem", "SM", "DRAM", "occ", "regs", "blk/SM"],
+        [[_short(c.kernel), f"{c.duration_ns / 1e3:.1f}", percent(c.memory_sol), percent(c.sm_sol), percent(c.dram_sol),
+          percent(c.achieved_occupancy), str(c.registers), str(c.blocks_per_sm)] for c in counters],
+    )  # fmt: skip
+    for c in counters:
+        held = f"occupancy held by {' and '.join(c.limited_by)}" if c.limited_by else "occupancy limits not collected"
+        say(f"{_short(c.kernel)}: grid {c.grid}, block {c.block}; {held}; waits on {_stalls(c)}.")
+
+
+def _label(row: SolRow) -> str:
+    return row.cls if row.weight_type == "-" else f"{row.cls} {row.weight_type}"
+
+
+def _stalls(counters: Counters) -> str:
+    return ", ".join(f"{reason} {ratio:.1f}" for reason, ratio in counters.stalls) or "not collected"
+
+
+def _short(kernel: str) -> str:
+    """A kernel's name without its arguments, cut to 60 characters."""
+    name = kernel.split("(")[0]
+    return name if len(name) <= 60 else name[:59] + "…"

@@ -1,0 +1,76 @@
+"""Traces our own engine with Nsight Systems: a process of its own, every op in an NVTX range, launches mapped by range.
+
+The independent witness of the in-process CUPTI source: other tool, other process, same configuration.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from engine.levers import Levers
+from engine.plan import Plan
+from harness.errors import HarnessError
+from harness.sources.charge import charge
+from harness.sources.nsys import Export, Range
+from harness.sources.nsys_driver import record
+from harness.sources.profiled_child import spec_of
+from harness.sources.trace import Trace
+
+
+def trace_passes(model: str | None, levers: Levers, plan: Plan, *, passes: int, idle_s: float, seed: int,
+                 keep: Path | None = None) -> list[Trace]:  # fmt: skip
+    """Traced prefills of `plan.tokens` fresh random tokens, one Trace per pass, in order.
+
+    keep: where the SQLite export is left (it still holds environment variables and host names: scrub it). Raises
+    HarnessError when nsys is missing, the child fails, or it did not run the levers that were asked for.
+    """
+    with tempfile.TemporaryDirectory(prefix="harness-nsys-") as folder:
+        report, spec_file = Path(folder) / "child.json", Path(folder) / "spec.json"
+        spec = spec_of(model, levers, plan.tokens, passes=passes, seed=seed, idle_s=idle_s)
+        spec_file.write_text(json.dumps(spec | {"report": str(report)}))
+        exported = keep or Path(folder) / "trace.sqlite"
+        record([sys.executable, "-m", "harness.sources.profiled_child", str(spec_file)], exported)
+        ran = json.loads(report.read_text())
+        if ran["levers"] != levers.to_dict() or ran["macs"] != plan.macs:
+            raise HarnessError(
+                f"the process under nsys ran levers {ran['levers']}, not {levers.to_dict()}; check what sets them."
+            )
+        return split_passes(exported, plan)
+
+
+def split_passes(exported: Path, plan: Plan) -> list[Trace]:
+    """One Trace per range "prefill K" of an export made by `harness.sources.profiled_child`, in order of K.
+
+    The wall is the range's own length on the host; a launch belongs to the op whose range submitted it.
+    """
+    with Export(exported) as export:
+        table, prefills = export.launches_with_ranges("prefill *")
+        _, ops = export.launches_with_ranges("op *")
+        origin = export.origin()
+    owner = np.full(len(table), -1)
+    for marked, rows in ops:
+        if marked.text.startswith("op "):
+            owner[rows] = int(marked.text.split()[1])
+    prefills = [pair for pair in prefills if pair[0].text.startswith("prefill ")]  # not the ops nested in them
+    if not prefills:
+        raise HarnessError(f"{exported.name} holds no NVTX range 'prefill K'; nsys must trace nvtx (-t cuda,nvtx).")
+    traces = []
+    for marked, rows in sorted(prefills, key=lambda pair: int(pair[0].text.split()[1])):
+        traces.append(_one_pass(table.iloc[rows], owner[rows], marked, origin, plan))
+    return traces
+
+
+def _one_pass(rows: pd.DataFrame, owner: np.ndarray, marked: Range, origin: int, plan: Plan) -> Trace:
+    launches = rows.copy()
+    shift = marked.start - origin
+    launches["start_ns"] -= shift
+    launches["end_ns"] -= shift
+    launches["op"] = pd.Series(owner, index=launches.index).where(owner >= 0).astype("Int32")
+    launches = charge(launches.sort_values(["start_ns", "end_ns"], ignore_index=True), plan)
+    return Trace(launches, marked.end - marked.start, "nsys", [])
