@@ -25,6 +25,7 @@ import numpy as np
 from engine.cpu.run import cpu_name
 from engine.cpu.threads import Threads
 from harness.files import to_json, write_atomic
+from harness.window.sentinel import Sentinel
 
 if TYPE_CHECKING:
     from engine.plan import Plan
@@ -36,6 +37,8 @@ IDLE_S = 0.2
 """Burst: idle time before each measurement."""
 LOAD_S = 3.0
 """Sustained: seconds of load before the first measurement."""
+BUSY = 0.25
+"""CPU ceilings measured while others used more of the cores are too low: they are measured again at the next chance."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class Ceilings:
     memory: list[dict[str, float]] = field(default_factory=list)  # {"bytes", "gb_per_s"}
     key: dict[str, Any] = field(default_factory=dict)  # driver, threads, BLAS: what makes it another machine
     measured: str = ""
+    foreign: float = 0.0  # share of the host's cores that others used meanwhile
 
     def floor_seconds(self, macs: np.ndarray, nbytes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(compute, memory) seconds that each launch needs at the ceilings; NaN (unknown) counts as none."""
@@ -66,6 +70,7 @@ class Ceilings:
             tflop_per_s=max(self.tflop_per_s, other.tflop_per_s),
             gb_per_s=max(self.gb_per_s, other.gb_per_s),
             cache_gb_per_s=max(self.cache_gb_per_s, other.cache_gb_per_s),
+            foreign=min(self.foreign, other.foreign),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -90,14 +95,16 @@ def ceilings_for(
     key = _key(backend, regime, threads)
     path = _cache_path(key)
     cached = _load(path)
-    if cached and not fresh:
+    if cached and not fresh and cached.foreign <= BUSY:
         return cached
     shapes = _largest_gemms(plan, rows=2048 if backend == "cpu" else 4096)
+    host = Sentinel(None)
     measured = (
         _measure_cpu(regime, shapes, threads, key, report)
         if backend == "cpu"
         else _measure_cuda(regime, shapes, key, report)
     )
+    measured = replace(measured, foreign=host.host_load()["foreign"] if backend == "cpu" else 0.0)
     best = cached.raised_by(measured) if cached else measured
     write_atomic(path, to_json(best.to_dict()))
     return best

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from harness.attribution.decompose import headline
 from harness.attribution.decomposition import ClassRow, Decomposition
+from harness.report.plain import print_lines
 
 if TYPE_CHECKING:
     import jinja2
@@ -120,14 +121,16 @@ def totals(result: Decomposition) -> list[tuple[str, str, str]]:
 def print_decomposition(result: Decomposition, console: Console | None = None) -> None:
     """The whole answer: what was measured, the table, the checks, the provenance, and one line that sums it up."""
     console = console or Console(highlight=False)
-    for line, style in heading(result):
-        console.print(Text(line, style=style))
-    console.print()
-    console.print(_table(result, console.width))
-    console.print()
-    console.print(_below(result))
-    console.print()
-    console.print(Text(headline(result), style="bold"))
+    print_lines(
+        *(Text(line, style=style) for line, style in heading(result)),
+        "",
+        _table(result, console.width),
+        "",
+        _below(result),
+        "",
+        Text(headline(result), style="bold"),
+        console=console,
+    )
 
 
 def heading(result: Decomposition) -> list[tuple[str, str]]:

@@ -1,0 +1,99 @@
+"""`harness doctor`: what this machine offers, what is missing, and the command that installs it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from harness.errors import Exit
+
+if TYPE_CHECKING:
+    from harness.attribution.roofline import Ceilings
+
+
+@click.command()
+@click.option("--ceilings", is_flag=True, help="Also measure this machine's ceilings (GEMM, memory) and cache them.")
+@click.option(
+    "--regime",
+    type=click.Choice(["burst", "sustained", "both"]),
+    default="both",
+    show_default=True,
+    help="With --ceilings: the regime to measure in.",
+)
+@click.option(
+    "--backend",
+    type=click.Choice(["auto", "cpu", "cuda"]),
+    default="auto",
+    show_default=True,
+    help="With --ceilings: what to measure.",
+)
+@click.option(
+    "--threads",
+    type=click.IntRange(min=0),
+    default=0,
+    help="With --ceilings on the CPU: threads.  [default: every core]",
+)
+@click.option("--json", "json_path", metavar="PATH", help='Write the findings as JSON; "-" is stdout.')
+def command(ceilings: bool, regime: str, backend: str, threads: int, json_path: str | None) -> int:  # fmt: skip
+    """Examine the machine: GPU, driver, packages, profilers, clocks, who else computes here.
+
+    Always exits 0: a missing GPU or profiler is a finding. Ceilings are measured here, never read from a datasheet, and
+    kept per device and driver; `harness decompose` measures them itself where they are not there yet.
+    """
+    from harness import doctor
+    from harness.files import emit_json
+
+    findings = doctor.examine()
+    measured = _ceilings(regime, backend, threads) if ceilings else []
+    if json_path:
+        emit_json(doctor.to_dict(findings) | {"ceilings": [c.to_dict() for c in measured]}, json_path)
+    if json_path != "-":
+        _print(findings, measured)
+    return Exit.DONE
+
+
+def _ceilings(regime: str, backend: Any, threads: int) -> list[Ceilings]:
+    from engine.open import choose
+    from harness.attribution.roofline import ceilings_for
+    from harness.report.progress import Reporter
+
+    chosen = choose(backend)
+    regimes = ["burst", "sustained"] if regime == "both" else [regime]
+    with Reporter() as report:
+        return [ceilings_for(chosen, r, threads=threads, report=report, fresh=True) for r in regimes]
+
+
+def _print(findings: list[Any], measured: list[Ceilings]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from harness.report.decomposition import figure
+    from harness.report.plain import print_lines
+
+    styles = {"ok": "green", "missing": "yellow", "warning": "bold yellow", "absent": "dim"}
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    for _ in range(3):
+        grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    area = ""
+    for f in findings:
+        grid.add_row(
+            Text(f.area if f.area != area else "", style="bold"),
+            f.name,
+            Text(f.state, style=styles[f.state]),
+            Text(f.found),
+        )
+        if f.fix:
+            grid.add_row("", "", "", Text(f"→ {f.fix}", style="cyan"))
+        area = f.area
+    print_lines(grid)
+    for c in measured:
+        shape = max(c.gemm, key=lambda g: g["tflop_per_s"])
+        print_lines(
+            Text(
+                f"ceilings ({c.regime}) on {c.device}: {c.precision} GEMM {figure(c.tflop_per_s)} TFLOP/s "
+                f"(at {shape['m']:.0f} × {shape['n']:.0f} × {shape['k']:.0f}), memory {figure(c.gb_per_s)} GB/s read + written, "
+                f"from cache {figure(c.cache_gb_per_s)} GB/s"
+            )
+        )
