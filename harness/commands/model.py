@@ -83,10 +83,10 @@ def info(
 ) -> int:
     """Geometry, structure and the ledger per class: GMAC and bytes, before any kernel runs."""
     from engine.levers import Levers
-    from engine.open import gpu_available
+    from engine.open import choose
     from engine.plan import build_plan
 
-    gpu = gpu_available()
+    gpu = choose() == "cuda"
     opened = _resolve(model, gpu=gpu, seed=seed)
     levers = Levers.from_dict({"tail": tail, "concat": concat})
     path = precision or ("f16" if gpu else "f32")
@@ -163,13 +163,14 @@ def greedy(
 
     import numpy as np
 
-    from engine.open import gpu_available, open_engine
+    from engine.open import choose, open_engine
     from engine.tokens import require
     from harness.report.progress import Reporter
 
     levers = _levers(lever_settings)
     with Reporter() as report:
-        opened = _resolve(model, gpu=backend != "cpu" and gpu_available(), seed=seed, progress=report)
+        gpu = choose(backend) == "cuda"  # type: ignore[arg-type]
+        opened = _resolve(model, gpu=gpu, seed=seed, progress=report)
         prompt_ids = given if given is not None else require(opened).encode(prompt or "")
         if not prompt_ids:
             raise HarnessError("the prompt holds no tokens; give at least one.")
@@ -297,7 +298,9 @@ def _merged_rows(rows: list[LedgerRow]) -> list[dict[str, Any]]:
         )  # fmt: skip
         for field in ("ops", "macs", "file_bytes", "path_bytes", "io_bytes"):
             into[field] += getattr(row, field)
-    return [row | _widths(row) for row in sums.values()]
+    classes, matrices = list(dict.fromkeys(k[0] for k in sums)), list(dict.fromkeys(k[1] for k in sums))
+    ordered = sorted(sums.values(), key=lambda r: (classes.index(r["class"]), matrices.index(r["matrix"])))
+    return [row | _widths(row) for row in ordered]
 
 
 def _widths(row: dict[str, Any]) -> dict[str, Any]:
@@ -380,8 +383,12 @@ def _print_info(model: Model, plan: Plan) -> None:
             f"{per_weight:.4f}" if per_weight else "-", f"{ratio:.2f}" if ratio else "-",
             f"{(row['path_bytes'] + row['io_bytes']) / 1e6:.1f}",
         ])  # fmt: skip
-    print_table(["class<", "matrix<", "type<", "part<", "GMAC", "file MB", "B/w", "ratio", "moved MB"], table,
-                caption="B/w: bytes per weight in the file; ratio: the path's over it; moved: bytes that cross memory once.")  # fmt: skip
+    print_table(["class<", "matrix<", "type<", "part<", "GMAC", "file MB", "B/w", "ratio", "moved MB"], table)
+    say(
+        "B/w: bytes per weight in the file; ratio: the path's over it; moved: bytes that must cross memory once.",
+        style="dim",
+    )
     say()
     rows = [[name, f"{gmac:.6f}"] for name, gmac in _totals(plan).items()]
-    print_table(["total<", "GMAC"], rows, strong=[len(rows) - 1], rule_before=[len(rows) - 1])
+    last = len(rows) - 1
+    print_table(["total<", "GMAC"], rows, rule_before=[last], styles=[""] * last + ["bold"])
