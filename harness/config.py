@@ -164,8 +164,8 @@ class ArmConfig(Strict):
     tokens: int = Field(default=3325, gt=0)
     levers: dict[str, Any] = {}
     plant: Plant | None = None
-    identity: Literal["bitwise", "greedy", "tolerance"] = "tolerance"
-    """Which identity with the base arm this lever claims; the gates check what is claimed."""
+    identity: Literal["bitwise", "greedy", "tolerance"] = "greedy"
+    """Which identity with the base arm this lever claims; the gates hold it to that and report the rest."""
     kernels: tuple[str, ...] = ()
     """Regexes of launch names (or plan ops) that must appear when this arm runs, and not in the base arm: liveness."""
 
