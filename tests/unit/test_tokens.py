@@ -21,6 +21,11 @@ def tokenizer(smollm2: Path) -> Tokenizer:
     return require(open_model(smollm2))
 
 
+@pytest.fixture(scope="module")
+def smollm2_letters(smollm2: Path) -> set[str]:
+    return {token for token in open_model(smollm2).metadata["tokenizer.ggml.tokens"] if len(token) == 1}
+
+
 @pytest.mark.parametrize("prompt", ["given_a", "given_b"])
 def test_prompts_have_llama_cpps_ids(prompt: str, tokenizer: Tokenizer, shared_data: Path) -> None:
     recorded = json.loads((shared_data / "logits" / "smollm2_llama_cpp.json").read_text())[prompt]
@@ -29,10 +34,11 @@ def test_prompts_have_llama_cpps_ids(prompt: str, tokenizer: Tokenizer, shared_d
 
 
 @settings(max_examples=60, deadline=None)
-@given(text=st.text(st.characters(max_codepoint=0xFFFF, exclude_categories=["Cs"]), max_size=80))
-def test_any_text_comes_back(tokenizer: Tokenizer, text: str) -> None:
-    """Up to U+FFFF: this vocabulary lacks a token for some lead bytes beyond, which llama.cpp drops too."""
-    assert tokenizer.decode(tokenizer.encode(text)) == text
+@given(text=st.text(max_size=80))
+def test_any_text_comes_back(smollm2_letters: set[str], tokenizer: Tokenizer, text: str) -> None:
+    """Text of the bytes that this vocabulary has: it lacks some control and rare lead bytes, which llama.cpp drops too."""
+    known = "".join(c for c in text if all(LETTERS[b] in smollm2_letters for b in c.encode()))
+    assert tokenizer.decode(tokenizer.encode(known)) == known
 
 
 def test_control_tokens_in_a_text_are_one_id_each(tokenizer: Tokenizer) -> None:
