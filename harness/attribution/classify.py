@@ -9,7 +9,7 @@ and what no rule matches is `other`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
@@ -176,12 +176,12 @@ class Rules:
         return OTHER
 
 
-def load_rules(user: Path | None = None) -> Rules:
-    """The user's rules, then those of `protocols/classes/` in the order of RULE_FILES.
+def load_rules(user: Sequence[Path] | None = None) -> Rules:
+    """The user's rules, file by file, then those of `protocols/classes/` in the order of RULE_FILES.
 
     Raises HarnessError naming file, rule number and key of the first mistake.
     """
-    rules = parse_rules(_read(user), str(user)) if user is not None else []
+    rules = [rule for path in user or () for rule in parse_rules(_read(path), str(path))]
     shipped = resources.files("protocols") / "classes"
     for name in RULE_FILES:
         rules += parse_rules((shipped / f"{name}.yaml").read_text(encoding="utf-8"), f"{name}.yaml")

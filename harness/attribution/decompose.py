@@ -57,6 +57,8 @@ def decompose(
     levers: Mapping[str, Any] | None = None,
     notes: Sequence[str] = (),
     more_checks: Sequence[Check] = (),
+    gap_parts_ms: Mapping[str, float] | None = None,
+    roles: pd.DataFrame | None = None,
 ) -> Decomposition:
     """Attributes a traced window of `wall_ns` to classes.
 
@@ -67,6 +69,8 @@ def decompose(
     window: {"quiet": bool, "required": bool, "detail": str} from the sentinel; None where nobody watched.
     passes: every traced pass, this one included.
     more_checks: what the caller checked itself (results' hashes), put beside ours.
+    gap_parts_ms: name → ms of the gap that tracer or driver took, not the host.
+    roles: the same launches classed by role (a foreign trace); a second view, with ratios of its own.
 
     Raises HarnessError for an empty table, several devices, or a wall that is not positive. A check that fails does
     not raise: it is in the result.
@@ -90,9 +94,12 @@ def decompose(
     if plan is not None:
         tokens = plan.tokens if tokens is None else tokens
         levers = plan.levers.to_dict() if levers is None else levers
+    role_rows = _rows(roles, start, end, busy_ns, ceilings) if roles is not None else []
     if reference is not None:
-        _compare(rows, reference, tokens)
-    for row in rows:
+        by_role = plan is not None and isinstance(reference, Decomposition) and bool(reference.roles)
+        _compare(rows, _by_role(reference) if by_role else reference, tokens)
+        _compare(role_rows, _by_role(reference), tokens)
+    for row in [*rows, *role_rows]:
         row.budget_ms = _budget(row)
 
     result = Decomposition(
@@ -121,6 +128,8 @@ def decompose(
         structure=plan.structure() if plan is not None else "",
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         notes=list(notes),
+        gap_parts_ms=dict(gap_parts_ms or {}),
+        roles=role_rows,
     )
     if isinstance(reference, Decomposition):
         result.reference = {"model": reference.model, "source": reference.source, "wall_ms": reference.wall_ms}
@@ -227,6 +236,14 @@ def _compare(rows: list[ClassRow], reference: Decomposition | Mapping[str, float
         elif same_work and ref_ms and not row.gmac:
             ours = row.sum_ms if exact else sum(r.sum_ms for r in rows if r.cls == row.cls)
             row.ref_ms, row.ratio = ref_ms, ours / ref_ms
+
+
+def _by_role(reference: Decomposition | Mapping[str, float]) -> Decomposition | Mapping[str, float]:
+    """The reference's rows by role, where it has that view: engines that hold the weights in different formats, under
+    different kernels, compare by what the work is for."""
+    if isinstance(reference, Decomposition) and reference.roles:
+        return reference.model_copy(update={"classes": reference.roles})
+    return reference
 
 
 def _budget(row: ClassRow) -> float | None:

@@ -107,6 +107,8 @@ class Decomposition(_Model):
     config_hash: str = ""  # identity of what it describes: model, tokens, levers, backend, device, regime
     created: str = ""
     notes: list[str] = []
+    gap_parts_ms: dict[str, float] = {}  # of the gap: what tracer and driver took, by name; the rest is the host's
+    roles: list[ClassRow] = []  # the same launches by role, where a foreign engine's launch order told them
 
     @property
     def ok(self) -> bool:

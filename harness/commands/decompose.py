@@ -140,7 +140,11 @@ def _recorded(path: Path, recorded: dict[str, Any], options: dict[str, Any]) -> 
 
     loaded = load_recorded(path, tokens=options["tokens"], source=options["source"], **recorded)
     result = decompose(
-        loaded.launches, wall_ns=loaded.wall_ns, reference=_reference(options["reference"]), **loaded.about
+        loaded.launches,
+        wall_ns=loaded.wall_ns,
+        reference=_reference(options["reference"]),
+        roles=loaded.roles,
+        **loaded.about,
     )
     return result, loaded.launches
 

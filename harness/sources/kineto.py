@@ -55,6 +55,7 @@ class _Columns:
     with_ranges: bool = False  # whether the host's side is wanted: the calls and ranges below
     calls: dict[int, tuple[int, object]] = field(default_factory=dict)  # correlation id → (start ns, thread)
     ranges: list[tuple[str, int, int, object]] = field(default_factory=list)  # name, start, end, thread
+    gpus: dict[int, str] = field(default_factory=dict)
 
 
 def read_kineto(path: Path) -> Trace:
@@ -63,15 +64,11 @@ def read_kineto(path: Path) -> Trace:
     Times: start = round(ts · 1000) ns, end = start + round(dur · 1000). Raises HarnessError for a file that is no such
     trace, that is damaged or that ends early, and for one without any launch.
     """
-    table, columns = _read(path)
-    notes = ["PyTorch profiler trace"]
-    if columns.syncs:
-        notes.append(f"{columns.syncs} synchronisation events on device rows are not launches and were left out")
-    return Trace(table, int(table["end_ns"].max()), "kineto", notes)
+    return _trace(*_read(path))
 
 
-def read_kineto_ranges(path: Path, pattern: str) -> tuple[pd.DataFrame, list[tuple[str, np.ndarray]]]:
-    """The launch table, and per matching annotation the positions of the launches that were submitted inside it."""
+def read_kineto_ranges(path: Path, pattern: str) -> tuple[Trace, list[tuple[str, np.ndarray]]]:
+    """The same, and per matching annotation its name and the positions of the launches that were submitted inside it."""
     table, columns = _read(path, with_ranges=True)
     found = [r for r in columns.ranges if r[0] == pattern] or [
         r for r in columns.ranges if fnmatch.fnmatchcase(r[0], pattern)
@@ -82,12 +79,18 @@ def read_kineto_ranges(path: Path, pattern: str) -> tuple[pd.DataFrame, list[tup
     order = np.lexsort((columns.end, columns.start))
     calls = [columns.calls.get(columns.correlation[i], (-1, None)) for i in order]
     started = np.array([c[0] for c in calls], np.int64)
-    threads = [c[1] for c in calls]
     inside = []
     for name, start, end, thread in sorted(found, key=lambda r: r[1]):
         hit = np.flatnonzero((started >= start) & (started <= end))
-        inside.append((name, np.array([i for i in hit if threads[i] == thread], np.int64)))
-    return table, inside
+        inside.append((name, np.array([i for i in hit if calls[i][1] == thread], np.int64)))
+    return _trace(table, columns), inside
+
+
+def _trace(table: pd.DataFrame, columns: _Columns) -> Trace:
+    notes = ["PyTorch profiler trace"]
+    if columns.syncs:
+        notes.append(f"{columns.syncs} synchronisation events on device rows are not launches and were left out")
+    return Trace(table, int(table["end_ns"].max()), "kineto", notes, columns.gpus)
 
 
 def _read(path: Path, *, with_ranges: bool = False) -> tuple[pd.DataFrame, _Columns]:
@@ -96,11 +99,11 @@ def _read(path: Path, *, with_ranges: bool = False) -> tuple[pd.DataFrame, _Colu
     columns = _Columns(with_ranges=with_ranges)
     try:
         with _open(path) as text:
-            for event in _events(text):
+            for event in _events(text, columns.gpus):
                 _take(event, columns)
     except (OSError, EOFError, UnicodeError) as error:
         raise HarnessError(f"{path} cannot be read ({error}); {_FIX}.") from None
-    except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise HarnessError(
             f"{path} is not a whole PyTorch profiler trace ({type(error).__name__}: {error}); {_FIX}."
         ) from None
@@ -137,8 +140,8 @@ def _open(path: Path) -> IO[str]:
     return path.open(encoding="utf-8", errors="replace")
 
 
-def _events(text: IO[str]) -> Iterator[dict[str, Any]]:
-    """Every element of "traceEvents" (or of a bare list), decoded one at a time."""
+def _events(text: IO[str], gpus: dict[int, str]) -> Iterator[Any]:
+    """Every element of "traceEvents" (or of a bare list), decoded one at a time; fills `gpus` on the way."""
     scan = _Scanner(text)
     if scan.peek() == "[":
         yield from scan.array()
@@ -151,6 +154,8 @@ def _events(text: IO[str]) -> Iterator[dict[str, Any]]:
         if key == "traceEvents" and scan.peek() == "[":
             found = True
             yield from scan.array()
+        elif key == "deviceProperties":
+            gpus |= {int(p["id"]): str(p["name"]) for p in scan.value() if p.get("name")}
         else:
             scan.value()
         if scan.peek() == ",":
@@ -244,8 +249,8 @@ def _take(event: Any, columns: _Columns) -> None:
     columns.kind.append(kind)
     columns.start.append(start)
     columns.end.append(start + _ns(event.get("dur", 0)))
-    columns.device.append(int(args.get("device", event.get("pid", 0))))
-    columns.stream.append(int(args.get("stream", event.get("tid", 0))))
+    columns.device.append(int(args.get("device", event["pid"])))
+    columns.stream.append(int(args.get("stream", event["tid"])))
     columns.node.append(int(args.get("graph node id") or -1))
     columns.grid.append(_dims(args.get("grid")))
     columns.block.append(_dims(args.get("block")))

@@ -10,10 +10,11 @@ import contextlib
 import fnmatch
 import sqlite3
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -42,17 +43,7 @@ COPY_KINDS = {
 PUSH_POP, START_END = 59, 60
 """NVTX_EVENTS.eventType of the two kinds of range: of one thread, and of a whole process."""
 
-_INT_MAX = 2**63 - 1
 _NOT_TRACED = "export it again with `nsys export --type sqlite`"
-
-
-@dataclass(frozen=True)
-class Overhead:
-    """Time that the tracer or the driver took on the host, one row per name."""
-
-    name: str
-    count: int
-    ns: int  # union over the rows
 
 
 @dataclass(frozen=True)
@@ -172,26 +163,23 @@ class Export:
                 stack.append(made)
         return found
 
-    def overheads(self, start: int = 0, end: int = _INT_MAX) -> list[tuple[Overhead, np.ndarray]]:
-        """Tracer and driver overhead that touches [start, end] (absolute ns): sums per name, and its intervals [n, 2].
+    def overheads(self, start: int, end: int) -> dict[str, np.ndarray]:
+        """Tracer and driver overhead that touches [start, end] (absolute ns): name → its intervals [n, 2], cut to it.
 
         "Command Buffer Full" and "Lazy Function Loading" are the driver's; the others are the tracer's own.
         """
-        found = []
+        found: dict[str, list[np.ndarray]] = {}
         for table in (OVERHEAD, PROFILER):
-            if "nameId" not in self.columns.get(table, []):
+            if not {"nameId", "start", "end"} <= set(self.columns.get(table, [])):
                 continue
             rows = self._all(
                 f"SELECT ifnull(s.value, 'unnamed'), o.start, o.end FROM {table} o LEFT JOIN StringIds s ON s.id = o.nameId "
                 "WHERE o.end > ? AND o.start < ? AND o.end >= o.start ORDER BY 1, 2",
                 (start, end),
             )
-            frame = pd.DataFrame(rows, columns=["name", "start", "end"])
-            for name, part in frame.groupby("name", sort=False):
-                spans = part[["start", "end"]].to_numpy(np.int64).clip(start, end)
-                union = launches.union_ns(pd.Series(spans[:, 0]), pd.Series(spans[:, 1]))
-                found.append((Overhead(str(name), len(part), union), spans))
-        return found
+            for name, part in pd.DataFrame(rows, columns=["name", "start", "end"]).groupby("name", sort=False):
+                found.setdefault(str(name), []).append(part[["start", "end"]].to_numpy(np.int64).clip(start, end))
+        return {name: np.concatenate(parts) for name, parts in found.items()}
 
     def origin(self) -> int:
         """Absolute ns of the first device activity: the zero of the launch table."""
@@ -384,12 +372,17 @@ class Export:
 def read_nsys(path: Path) -> Trace:
     """All launches of an export as a Trace over every device; its wall is the span of all activity."""
     with Export(path) as export:
-        table = export.launches()
-        return Trace(table, int(table["end_ns"].max()), "nsys", _notes(export, table))
+        return _trace(export, export.launches())
 
 
-def _notes(export: Export, table: pd.DataFrame) -> list[str]:
-    """What a reader must know: schema, hidden graphs, tracer and driver overhead inside the window."""
+def read_nsys_ranges(path: Path, pattern: str) -> tuple[Trace, list[tuple[str, np.ndarray]]]:
+    """The same, and per matching NVTX range its path and the positions of the launches that it submitted."""
+    with Export(path) as export:
+        table, inside = export.launches_with_ranges(pattern)
+        return _trace(export, table), [(r.path, rows) for r, rows in inside]
+
+
+def _trace(export: Export, table: pd.DataFrame) -> Trace:
     notes = [f"nsys export, schema {export.schema}"]
     graphs = table["kind"] == "graph"
     if graphs.any():
@@ -398,16 +391,12 @@ def _notes(export: Export, table: pd.DataFrame) -> list[str]:
             f"{int(graphs.sum())} CUDA graph launches ({ms:.3f} ms) were traced as a whole and hide their kernels; "
             "record again with `nsys profile --cuda-graph-trace=node` to see them"
         )
-    zero = export.origin()
-    for overhead, _ in export.overheads(zero, zero + int(table["end_ns"].max())):
-        notes.append(
-            f"{overhead.name}: {overhead.count} rows, {overhead.ns / 1e6:.3f} ms of tracer or driver overhead in the window, "
-            "not host gap"
-        )
-    return notes
+    wall, zero = int(table["end_ns"].max()), export.origin()
+    overheads = {name: spans - zero for name, spans in export.overheads(zero, zero + wall).items()}
+    return Trace(table, wall, "nsys", notes, export.gpus, overheads)
 
 
-def _process_of(tid: int | np.ndarray) -> int | np.ndarray:  # type: ignore[misc]
+def _process_of(tid: Any) -> Any:
     """globalPid of a globalTid: the low 24 bits hold the thread."""
     return tid & ~0xFFFFFF
 
@@ -418,7 +407,7 @@ def _remapped(device: np.ndarray, process: np.ndarray, gpu: dict[tuple[int, int]
     return np.array([gpu.get((int(p), int(d)), int(d)) for p, d in pairs.T], np.int64)[inverse]
 
 
-def _decode(codes: np.ndarray, text) -> np.ndarray:  # type: ignore[no-untyped-def]
+def _decode(codes: np.ndarray, text: Callable[[int], str]) -> np.ndarray:
     """Strings of packed integers, made once per distinct value."""
     unique, inverse = np.unique(codes, return_inverse=True)
     return np.array([text(int(u)) for u in unique], object)[inverse]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import pandas as pd
 
 
@@ -19,3 +20,7 @@ class Trace:
     """One of host, cupti, nsys, kineto."""
     notes: list[str] = field(default_factory=list)
     """What a reader must know of this trace: dropped records, hidden graphs, clock mapping."""
+    gpus: dict[int, str] = field(default_factory=dict)
+    """Device → the GPU's name, where the recording tells it."""
+    overheads: dict[str, np.ndarray] = field(default_factory=dict)
+    """Time that tracer or driver took on the host: name → int64 [n, 2] intervals in the launch table's ns."""

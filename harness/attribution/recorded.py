@@ -1,0 +1,353 @@
+"""A trace that somebody else recorded, ready for `decompose`: one device, one window, classes, MACs and roles.
+
+Where the product's own plan is missing, the ledger still comes from it: `--gguf` gives the geometry, launch order within
+a layer gives every product its place in it (`roles`), and both views, by family and by role, are there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from harness import launches as table_of
+from harness.attribution.classify import Match, classify_launches, load_rules
+from harness.errors import HarnessError
+from harness.sources.trace import Trace
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from engine.geometry import Geometry
+
+
+@dataclass
+class Recorded:
+    """One window of a recorded trace on one device."""
+
+    launches: pd.DataFrame
+    """Classified by family; `macs` and `layer` where a geometry was given and the launch order fits it."""
+    wall_ns: int
+    about: dict[str, Any]
+    """Keyword arguments of `decompose` beside launches and wall: tokens, model, source, device, notes, provenance."""
+    roles: pd.DataFrame | None = None
+    """The same launches classed by role, where launch order told them."""
+    matches: dict[tuple[str, str], Match] = field(default_factory=dict)
+    """(name, kind) → class and rule, for every distinct name of the window."""
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader must know of this window."""
+        return self.about["notes"]
+
+
+def load_recorded(
+    path: Path,
+    *,
+    device: int | None = None,
+    rules: Sequence[Path] | None = None,
+    gguf: str | None = None,
+    range_: str | None = None,
+    occurrence: int | None = None,
+    tail: str | None = None,
+    tokens: int | None = None,
+    source: str = "auto",
+) -> Recorded:
+    """Reads, cuts, classifies and, with a geometry, attributes a trace.
+
+    device: CUDA ordinal; needed where the trace holds several. range_: an NVTX range or profiler annotation.
+    occurrence: the K-th prefill by the repeating launch sequence, or with a range the K-th of that name, from 1.
+    gguf: a GGUF file or a geometry preset. tail: what the last layer computes; llama.cpp's names mean ffn_last_row, others full.
+
+    Raises HarnessError (one sentence) for a file that cannot be read, several devices without a choice, a window that is
+    not there, and rules that are wrong.
+    """
+    named = load_rules(rules)
+    trace, inside = _read(path, source, range_)
+    table, device = _one_device(trace.launches, device, path)
+    notes = list(trace.notes)
+    if range_ is not None:
+        window = _ranges(trace.launches, inside, device, range_, occurrence, notes)
+    elif occurrence is not None:
+        window = _occurrence(table, occurrence, path, notes)
+    else:
+        window = Window(table, [(int(table["start_ns"].min()), int(table["end_ns"].max()))])
+    gap_parts = window.overheads(trace.overheads, notes)
+    table, wall_ns = window.closed()
+    if (table["class"] != "").any() and not rules:
+        matches: dict[tuple[str, str], Match] = {}  # saved by ourselves: attributed by tag, better than by name
+    else:
+        table, matches = classify_launches(table, named)
+    about: dict[str, Any] = {
+        "tokens": tokens,
+        "model": "",
+        "source": trace.source,
+        "device": trace.gpus.get(device, f"device {device}"),
+        "notes": notes,
+        "gap_parts_ms": gap_parts,
+        "provenance": {"trace": path.name, "trace_sha256": sha256(path), "gpu": trace.gpus.get(device, "")},
+    }
+    recorded = Recorded(table, wall_ns, about, matches=matches)
+    if gguf is not None:
+        _attribute(recorded, _geometry(gguf), tokens, tail)
+    return recorded
+
+
+def sha256(path: Path) -> str:
+    """SHA-256 of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read_trace(path: Path, source: str = "auto") -> Trace:
+    """All launches of a trace file on every device, unclassified, whatever recorded it. Raises HarnessError."""
+    return _read(path, source, None)[0]
+
+
+def _read(path: Path, source: str, range_: str | None) -> tuple[Trace, list[tuple[str, np.ndarray]]]:
+    """(trace of every device, name and launches of each matching range)."""
+    kind = source if source in ("nsys", "kineto") else _kind(path)
+    if kind == "nsys":
+        from harness.sources.nsys import read_nsys, read_nsys_ranges
+
+        return (read_nsys(path), []) if range_ is None else read_nsys_ranges(path, range_)
+    if kind == "kineto":
+        from harness.sources.kineto import read_kineto, read_kineto_ranges
+
+        return (read_kineto(path), []) if range_ is None else read_kineto_ranges(path, range_)
+    if range_ is not None:
+        raise HarnessError(f"{path} is a launch table and holds no ranges; give the trace that it was made from.")
+    table = table_of.load(path)
+    if len(table) == 0:
+        raise HarnessError(f"{path} holds no launch; record a window in which the forward runs.")
+    return Trace(table, int(table["end_ns"].max()), source if source in ("cupti", "host") else ""), []
+
+
+def _kind(path: Path) -> str:
+    """nsys, kineto or parquet, by the file's first bytes, then by its suffix."""
+    if not path.is_file():
+        raise HarnessError(
+            f"{path} is no file; give an nsys .sqlite or .nsys-rep, a PyTorch profiler JSON, or a launches.parquet."
+        )
+    with path.open("rb") as file:
+        magic = file.read(16)
+    name = path.name.lower()
+    if magic.startswith(b"SQLite format 3") or name.endswith((".sqlite", ".nsys-rep", ".qdstrm", ".db")):
+        return "nsys"
+    if magic.startswith(b"PAR1") or name.endswith(".parquet"):
+        return "parquet"
+    if magic.startswith(b"\x1f\x8b") or magic.lstrip()[:1] in (b"{", b"[") or name.endswith((".json", ".json.gz")):
+        return "kineto"
+    if not magic:
+        raise HarnessError(f"{path} is empty; record the trace again.")
+    raise HarnessError(
+        f"{path} is neither an nsys export nor a PyTorch profiler trace nor a launches.parquet; give one of those."
+    )
+
+
+def _one_device(table: pd.DataFrame, device: int | None, path: Path) -> tuple[pd.DataFrame, int]:
+    counts = table["device"].value_counts().sort_index()
+    if device is None:
+        if len(counts) > 1:
+            listed = ", ".join(f"{d} ({n} launches)" for d, n in counts.items())
+            raise HarnessError(f"{path} holds {len(counts)} devices: {listed}; choose one with --device.")
+        return table, int(counts.index[0])
+    if device not in counts.index:
+        raise HarnessError(f"{path} has no device {device}; it has {', '.join(map(str, counts.index))}.")
+    return (table if len(counts) == 1 else table[table["device"] == device].reset_index(drop=True)), device
+
+
+@dataclass
+class Window:
+    """Launches of one device and the spans, in the trace's ns, that they are looked at in."""
+
+    launches: pd.DataFrame
+    spans: list[tuple[int, int]]  # ordered, disjoint
+
+    def closed(self) -> tuple[pd.DataFrame, int]:
+        """The launches with times from the window's start, the time between its spans taken out; its length in ns."""
+        first = np.array([a for a, _ in self.spans])
+        length = np.array([b - a for a, b in self.spans])
+        shift = first - np.r_[0, np.cumsum(length)[:-1]]
+        start, end = self.launches["start_ns"].to_numpy(), self.launches["end_ns"].to_numpy()
+        by = shift[np.searchsorted(first, start, side="right") - 1]
+        return self.launches.assign(start_ns=start - by, end_ns=end - by), int(length.sum())
+
+    def overheads(self, found: dict[str, np.ndarray], notes: list[str]) -> dict[str, float]:
+        """ms per name of tracer or driver overhead that ran while the device waited: part of the gap, not the host's."""
+        reach = np.maximum.accumulate(self.launches["end_ns"].to_numpy())
+        start = self.launches["start_ns"].to_numpy()
+        idle = [(int(a), int(b)) for a, b in zip(reach[:-1], start[1:], strict=True) if b > a] if found else []
+        parts: dict[str, float] = {}
+        taken: list[tuple[int, int]] = []  # by the names before: overheads nest, and no nanosecond is named twice
+        for name, spans in found.items():
+            inside = [part for a, b in spans.tolist() for part in _cut(a, b, self.spans)]
+            waiting = [part for a, b in inside for part in _cut(a, b, idle)]
+            new = _without(waiting, taken)
+            taken = _joined([*taken, *waiting])
+            if inside:
+                parts[name] = sum(b - a for a, b in new) / 1e6
+                notes.append(
+                    f"{name}: {len(inside)} rows, {sum(b - a for a, b in _joined(inside)) / 1e6:.3f} ms of tracer or driver overhead in the "
+                    f"window, {parts[name]:.3f} ms of it while the device waits: part of the gap, not the host's"
+                )
+        return parts
+
+
+def _cut(a: int, b: int, spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """[a, b) inside ordered disjoint spans."""
+    found = []
+    for low, high in spans[max(bisect_left(spans, (a, a)) - 1, 0) :]:
+        if low >= b:
+            break
+        if min(b, high) > max(a, low):
+            found.append((max(a, low), min(b, high)))
+    return found
+
+
+def _joined(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Ordered disjoint spans of the same union."""
+    joined: list[tuple[int, int]] = []
+    for a, b in sorted(spans):
+        if joined and a <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], b))
+        else:
+            joined.append((a, b))
+    return joined
+
+
+def _without(spans: list[tuple[int, int]], taken: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The union of spans less that of taken, which is ordered and disjoint."""
+    left = []
+    for a, b in _joined(spans):
+        for low, high in _cut(a, b, taken):
+            if low > a:
+                left.append((a, low))
+            a = high
+        if b > a:
+            left.append((a, b))
+    return left
+
+
+def _occurrence(table: pd.DataFrame, k: int, path: Path, notes: list[str]) -> Window:
+    from harness.attribution.occurrences import find_occurrences
+
+    found = find_occurrences(table)
+    if not found:
+        raise HarnessError(
+            f"no launch sequence repeats in {path}, so there is no --occurrence {k}; name an NVTX --range instead."
+        )
+    if k > len(found):
+        raise HarnessError(
+            f"the launch sequence of {path} repeats {len(found)} times; give --occurrence 1 to {len(found)}."
+        )
+    part = table.iloc[found[k - 1]].reset_index(drop=True)
+    notes.append(
+        f"occurrence {k} of {len(found)}: a sequence of {len(part)} launches that repeats; the wall is its span on the device"
+    )
+    return Window(part, [(int(part["start_ns"].min()), int(part["end_ns"].max()))])
+
+
+def _ranges(
+    launches: pd.DataFrame,
+    inside: list[tuple[str, np.ndarray]],
+    device: int,
+    name: str,
+    k: int | None,
+    notes: list[str],
+) -> Window:
+    """Launches that a range submitted; several ranges of that name are one window of several spans."""
+    if k is not None:
+        if k > len(inside):
+            raise HarnessError(f"there are {len(inside)} ranges {name!r}; give --occurrence 1 to {len(inside)}.")
+        inside = inside[k - 1 : k]
+    on_device = (launches["device"] == device).to_numpy()
+    start, end = launches["start_ns"].to_numpy(), launches["end_ns"].to_numpy()
+    rows = np.zeros(len(launches), bool)
+    spans: list[tuple[int, int]] = []
+    for _, found in inside:
+        mine = found[on_device[found]]
+        if len(mine):
+            rows[mine] = True
+            spans.append((int(start[mine].min()), int(end[mine].max())))
+    if not spans:
+        raise HarnessError(
+            f"no launch on device {device} was submitted inside the range {name!r}; choose another range."
+        )
+    notes.append(
+        f"{len(spans)} range{'s' if len(spans) > 1 else ''} {name!r}, projected on the device through the launches submitted "
+        "inside; the wall is their span on the device"
+    )
+    return Window(launches[rows].reset_index(drop=True), _joined(spans))
+
+
+def _geometry(model: str) -> Geometry:
+    """Geometry of a preset or a GGUF. Raises HarnessError or the engine's own error."""
+    from engine.geometry import PRESETS
+
+    if model in PRESETS:
+        return PRESETS[model]()
+    from engine.gguf_model import open_model
+
+    path = Path(model)
+    if not path.is_file():
+        raise HarnessError(
+            f"{model} is neither a GGUF file nor one of {', '.join(PRESETS)}; give one of those to --gguf."
+        )
+    return open_model(path).geometry
+
+
+def _attribute(recorded: Recorded, geometry: Geometry, tokens: int | None, tail: str | None) -> None:
+    """MACs, layers and roles from the ledger of `geometry`, in place."""
+    from harness.attribution.roles import RolesUnknown, apportion, attribute, build
+
+    about, notes = recorded.about, recorded.about["notes"]
+    if tail is None:
+        tail = "ffn_last_row" if _is_llama_cpp(recorded) else "full"
+        notes.append(
+            f"tail taken as {tail} ({'as llama.cpp computes it' if tail == 'ffn_last_row' else 'the default'}); --tail names another"
+        )
+    about["model"] = geometry.name or "GGUF"
+    about["levers"] = {"tail": tail}
+    try:
+        told = attribute(recorded.launches, recorded.matches, geometry, tokens=tokens, tail=tail)
+    except RolesUnknown as why:
+        if tokens is None:
+            raise HarnessError(
+                f"roles do not follow from the launch order ({why}), and without them the trace does not tell its tokens; give --tokens."
+            ) from None
+        plan = build(geometry, tokens, tail)
+        recorded.launches = apportion(recorded.launches, plan, 1)
+        notes.append(
+            f"no roles: {why}; GMAC are the ledger's of one prefill of {tokens} tokens per weight type and class, and a single launch's "
+            "share of them is by its duration"
+        )
+        return
+    recorded.launches, recorded.roles = told.launches, told.roles
+    about["tokens"] = told.tokens * told.prefills
+    gmac = told.plan.macs / 1e9
+    chunks = f" in {len(told.chunks)} chunks of {_counted(told.chunks)} rows" if len(told.chunks) > 1 else ""
+    notes.append(
+        f"{told.prefills} prefill{'s' if told.prefills > 1 else ''} of {told.tokens} tokens{chunks}, {gmac:,.1f} GMAC each; roles from launch order, "
+        "weight types checked against the ledger"
+    )
+
+
+def _counted(chunks: list[int]) -> str:
+    """ "6 × 512 + 253" of [512, 512, 512, 512, 512, 512, 253]."""
+    parts: list[list[int]] = []
+    for rows in chunks:
+        if parts and parts[-1][1] == rows:
+            parts[-1][0] += 1
+        else:
+            parts.append([1, rows])
+    return " + ".join(f"{n} × {rows}" if n > 1 else str(rows) for n, rows in parts)
+
+
+def _is_llama_cpp(recorded: Recorded) -> bool:
+    return any(m.rule is not None and m.rule.file == "llama_cpp.yaml" for m in recorded.matches.values())
