@@ -24,7 +24,7 @@ class Levers:
     """What the last layer computes for the last row only: q, attention, o and FFN; FFN alone; or nothing."""
     cpu_threads: int = 0
     """CPU: BLAS threads; 0 means every core that this process may use. Changes no op."""
-    cpu_attention_block: int = 256
+    cpu_attention_block: int = 64
     """CPU: query rows per attention block, which bounds its memory. Changes the CPU's `attention` ops."""
 
     @classmethod
