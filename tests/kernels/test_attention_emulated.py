@@ -122,7 +122,8 @@ def check(got: np.ndarray, expected: np.ndarray) -> None:
 @pytest.mark.parametrize("variant", ["mma", "wgmma"])
 @pytest.mark.parametrize("d", [64, 128])
 @pytest.mark.parametrize(
-    ("rows", "past"), [(1, 0), (7, 0), (8, 0), (9, 0), (127, 0), (128, 0), (129, 0), (1, 300), (65, 5), (130, 63)]
+    ("rows", "past"),
+    [(1, 0), (7, 0), (8, 0), (9, 0), (127, 0), (128, 0), (129, 0), (1, 300), (65, 5), (130, 63), (9, 120)],
 )
 def test_tiles_compute_attention_at_every_edge(
     emulator: ctypes.CDLL, variant: str, d: int, rows: int, past: int

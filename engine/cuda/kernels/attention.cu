@@ -385,7 +385,7 @@ attention_wgmma(const u16* __restrict__ q, const u16* __restrict__ k, const u16*
   wgmma_wait<0>();
   wgmma_fence_operand(o);
 
-  __syncthreads();  // every warp is done with Q: its tile stages the output
+  // Every Q · Kᵀ ended before the last barrier, so the warp's own rows of the Q tile can stage its output.
   stage_output(q_tile, warp * 16, o, sum, lane);
   __syncwarp();
   copy_output<D, 16>(out + (long long)block_row * out_stride + head * D, out_stride, q_tile, warp * 16, rows - block_row, lane);
@@ -438,7 +438,7 @@ attention_split(const u16* __restrict__ q, const u16* __restrict__ k, const u16*
       score[b] = base + b * GROUPS + group < end ? dot : NEGATIVE_INFINITY;
       m = fmaxf(m, score[b]);
     }
-    if (m == NEGATIVE_INFINITY) continue;  // this group has no key yet; its lanes agree and share no shuffle with others
+    if (m == NEGATIVE_INFINITY) continue;  // this group has no key yet, and −∞ − −∞ is NaN
     const float alpha = exp2_fast(maximum - m);
     maximum = m;
     sum *= alpha;
