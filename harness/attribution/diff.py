@@ -152,7 +152,7 @@ class Diff:
             else f"no {what} improved"
         ]
         if slower:
-            parts.append("; ".join(self._say(r) for r in slower[:3]) + _more(slower))
+            parts.append(("grew: " if faster else "") + "; ".join(self._say(r) for r in slower[:3]) + _more(slower))
         elif not faster:
             parts = [f"no {what} moved by {MOVED:.0%} or more"]
         return "; ".join(parts)
@@ -209,6 +209,8 @@ def _more(rows: list[Row]) -> str:
 
 def short_name(name: str) -> str:
     """A kernel's name without return type, namespaces, template and call arguments: `flash_fwd_kernel`, `SendRecv`."""
+    if name.startswith("["):
+        return name
     depth, kept = 0, []
     for char in name.replace("<unnamed>", "").replace("(anonymous namespace)", ""):
         if char in "<(":

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from harness.errors import Exit
+from harness.errors import Exit, HarnessError
 
 if TYPE_CHECKING:
     from harness.attribution.diff import Diff, Row, Side
@@ -70,10 +70,19 @@ def _side(path: Path, device: int | None, rules: tuple[Path, ...]) -> Side:
 
     if path.suffix == ".json" and is_decomposition(path):
         return side_of_decomposition(load_decomposition(path), str(path))
-    from harness.attribution.recorded import classified_launches
+    from harness.attribution.classify import classify_launches, load_rules
+    from harness.attribution.recorded import read_trace
 
-    launches, source = classified_launches(path, device=device, rules=rules)
-    return side_of_launches(launches, str(path), source=source)
+    trace = read_trace(path)
+    launches = trace.launches
+    if device is not None:
+        devices = sorted(launches["device"].unique().tolist())
+        if device not in devices:
+            raise HarnessError(f"{path} has no device {device}; it holds {', '.join(map(str, devices))}.")
+        launches = launches[launches["device"] == device]
+    if rules or not (launches["class"] != "").any():
+        launches, _ = classify_launches(launches, load_rules(rules))
+    return side_of_launches(launches, str(path), source=trace.source)
 
 
 def is_decomposition(path: Path) -> bool:
@@ -96,7 +105,8 @@ def is_decomposition(path: Path) -> bool:
 
 def show(found: Diff, kernels: int = 8) -> None:
     """The diff on a terminal or in a pipe."""
-    from harness.report.table import print_table, say
+    from harness.attribution.diff import short_name
+    from harness.report.table import say
 
     per_launch = found.normalised_by == "launches"
     say(f"{found.before.label} → {found.after.label}", "bold")
@@ -109,18 +119,15 @@ def show(found: Diff, kernels: int = 8) -> None:
     rows = [_cells(r, str(r.key[0])) for r in found.classes]
     styles = ["" if abs(r.delta_ms) < floor else "green" if r.delta_ms < 0 else "red" for r in found.classes]
     total_before, total_after = (sum(getattr(r, side).ms for r in found.classes) for side in ("before", "after"))
-    rows.append(["sum", "", "", "", f"{total_before:.2f}", f"{total_after:.2f}", f"{found.net_ms:+.2f}", ""])
-    print_table(_header("class<", per_launch), rows, rule_before=[len(rows) - 1], styles=[*styles, "bold"])
+    sums = {"before": f"{total_before:.2f}", "after": f"{total_after:.2f}", "delta ms": f"{found.net_ms:+.2f}"}
+    rows.append({"": "sum"} | ({"delta ms": sums["delta ms"]} if per_launch else sums))
+    _print("class", rows, per_launch, [*styles, "bold"])
     if found.types:
         say()
-        print_table(_header("class, weights<", per_launch), [_cells(r, f"{r.key[0]} {r.key[1]}") for r in found.types])
+        _print("class, weights", [_cells(r, f"{r.key[0]} {r.key[1]}") for r in found.types], per_launch)
     if found.kernels and kernels:
-        from harness.attribution.diff import short_name
-
         say()
-        print_table(
-            _header("kernel<", per_launch), [_cells(r, short_name(r.key[1])[:28]) for r in found.kernels[:kernels]]
-        )
+        _print("kernel", [_cells(r, short_name(r.key[1])[:30]) for r in found.kernels[:kernels]], per_launch)
     say()
     for what, same, detail in found.comparable:
         if same is not True:
@@ -132,24 +139,38 @@ def show(found: Diff, kernels: int = 8) -> None:
     say(found.sentence(), "bold")
 
 
-def _header(first: str, per_launch: bool) -> list[str]:
-    return [first, "launches", "µs/launch", "", "before", "after", "delta ms", "per launch" if per_launch else "change"]
+NARROW = {
+    True: ("launches", "µs/launch", "→", "delta ms", "change"),
+    False: ("launches", "before", "after", "delta ms", "change"),
+}
+"""Columns at 80: what is compared (per launch, or the totals). A wide terminal has all of them."""
+WIDE = ("launches", "µs/launch", "→", "before", "after", "delta ms", "change")
 
 
-def _cells(row: Row, name: str) -> list[str]:
+def _print(first: str, rows: list[dict[str, str]], per_launch: bool, styles: list[str] | None = None) -> None:
+    from rich.console import Console
+
+    from harness.report.table import print_table
+
+    columns = WIDE if Console().width >= 110 else NARROW[per_launch]
+    last = [len(rows) - 1] if rows[-1][""] == "sum" else []
+    cells = [[row[""], *(row.get(c, "") for c in columns)] for row in rows]
+    print_table([f"{first}<", *columns], cells, rule_before=last, styles=styles or [])
+
+
+def _cells(row: Row, name: str) -> dict[str, str]:
     def micro(value: float | None) -> str:
         return "–" if value is None else f"{value:.1f}" if value < 1000 else f"{value:,.0f}"
 
     change = row.delta_ms / row.before.ms if row.before.ms else None
-    return [
-        name,
-        f"{row.before.launches}→{row.after.launches}"
-        if row.before.launches != row.after.launches
-        else str(row.before.launches),
-        micro(row.before.us_per_launch),
-        f"→{micro(row.after.us_per_launch)}",
-        f"{row.before.ms:.2f}",
-        f"{row.after.ms:.2f}",
-        f"{row.delta_ms:+.2f}",
-        "new" if change is None else "gone" if not row.after.launches else f"{change:+.1%}",
-    ]
+    counts = (row.before.launches, row.after.launches)
+    return {
+        "": name,
+        "launches": str(counts[0]) if counts[0] == counts[1] else f"{counts[0]} → {counts[1]}",
+        "µs/launch": micro(row.before.us_per_launch),
+        "→": micro(row.after.us_per_launch),
+        "before": f"{row.before.ms:.2f}",
+        "after": f"{row.after.ms:.2f}",
+        "delta ms": f"{row.delta_ms:+.2f}",
+        "change": "new" if change is None else "gone" if not counts[1] else f"{change:+.1%}",
+    }

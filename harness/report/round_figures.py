@@ -9,21 +9,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from harness.attribution.queue import PARITY
+from harness.report.figures import save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
     from harness.attribution.diff import Diff
-    from harness.attribution.queue import Queue
+    from harness.attribution.queue import Candidate, Queue
     from harness.rounds.record import Basket
 
 BASE, LEVER, GOOD, BAD, FAINT, INK = "#4f6d8f", "#e07b39", "#2f8f6b", "#c0453f", "#b9bec6", "#24292f"
@@ -38,14 +38,12 @@ STYLE: Any = {
 }  # fmt: skip
 
 
-def _save(figure: Figure, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=144, metadata={"Software": None})
-    plt.close(figure)
+def _figure(width: float, height: float) -> Figure:
+    return Figure(figsize=(width, height), dpi=144, layout="constrained")
 
 
 def _percent(axis) -> None:
-    axis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:+.1f} %" if v else "0 %"))
+    axis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:+.1%}" if v else "0%"))
 
 
 def plot_pairs(
@@ -65,13 +63,14 @@ def plot_pairs(
     decide, confirm: (pair, d = ln(wall_A / wall_B), kept). band: (pair, L, U) in logarithms from min_pairs on.
     windows: first pair of every later window.
     """
-    with plt.rc_context(STYLE):
-        figure, ax = plt.subplots(figsize=(8.4, 4.2), layout="constrained")
+    with rc_context(STYLE):
+        figure = _figure(8.4, 4.2)
+        ax = figure.subplots()
         if band:
             n = np.array([b[0] for b in band])
             low = np.array([np.nan if b[1] is None else np.expm1(b[1]) for b in band])
             high = np.array([np.nan if b[2] is None else np.expm1(b[2]) for b in band])
-            ax.fill_between(n, low, high, color=BASE, alpha=0.15, lw=0, label="interval [L, U]")
+            ax.fill_between(n, low, high, color=BASE, alpha=0.15, lw=0, label="interval so far")
             ax.plot(n, low, color=BASE, lw=1, alpha=0.7)
             ax.plot(n, high, color=BASE, lw=1, alpha=0.7)
         for rows, colour, label in ((decide, BASE, "deciding pair"), (confirm, LEVER, "confirmation pair")):
@@ -103,6 +102,15 @@ def plot_pairs(
         first, last = min((r[0] for r in decide), default=1), max((r[0] for r in decide), default=1)
         if estimate is not None:
             ax.hlines(estimate, first, last, color=BASE, lw=1.8, label=f"estimate {estimate:+.2%}")
+        if band and band[-1][1] is not None and band[-1][2] is not None:
+            ax.plot(
+                [last + 0.25] * 2,
+                np.expm1([band[-1][1], band[-1][2]]),
+                color=BASE,
+                lw=3,
+                solid_capstyle="butt",
+                label="interval at the end",
+            )
         if confirmed is not None and confirm:
             ax.hlines(
                 confirmed, confirm[0][0], confirm[-1][0], color=LEVER, lw=1.8, label=f"confirmed {confirmed:+.2%}"
@@ -115,7 +123,7 @@ def plot_pairs(
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         ax.set(xlabel="pair", ylabel="gain of the wall", title=title)
         ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
-        _save(figure, path)
+        save(figure, path)
 
 
 def _limit(ax: Axes, values: Sequence[float], must_show: Sequence[float]) -> None:
@@ -130,12 +138,13 @@ def _limit(ax: Axes, values: Sequence[float], must_show: Sequence[float]) -> Non
 
 def plot_walls(path: Path, arms: Sequence[tuple[str, Sequence[float]]], *, title: str) -> None:
     """Every forward of each arm (ms): a histogram, its quartile box, median and p95. arms: (name, walls), base first."""
-    with plt.rc_context(STYLE):
-        figure, ax = plt.subplots(figsize=(8.4, 1.2 + 1.25 * len(arms)), layout="constrained")
+    with rc_context(STYLE):
+        figure = _figure(8.4, 1.2 + 1.25 * len(arms))
+        ax = figure.subplots()
         everything = np.concatenate([np.asarray(w) for _, w in arms])
-        low, high = np.percentile(everything, [0, 99.5])
+        low, high = everything.min(), max(_reach(w) for _, w in arms)
         room = 0.04 * (high - low) or 0.01 * high
-        bins = np.linspace(low - room, high + room, 61)
+        bins = np.linspace(low - room, high + room, 49)
         for i, (_, walls) in enumerate(arms):
             y, colour = len(arms) - 1 - i, (BASE, LEVER, GOOD, "#8a6fb0")[i % 4]
             values = np.asarray(walls)
@@ -146,23 +155,30 @@ def plot_walls(path: Path, arms: Sequence[tuple[str, Sequence[float]]], *, title
             ax.plot([q1, q3], [y - 0.14] * 2, color=colour, lw=5, solid_capstyle="butt")
             ax.plot([median], [y - 0.14], marker="|", ms=14, mew=2.2, color=INK)
             ax.plot([p95], [y - 0.14], marker="^", ms=6, color=colour)
-            ax.annotate(
-                f"median {median:.2f}   mean {values.mean():.2f}   p95 {p95:.2f} ms", (1.0, y + 0.62), xycoords=("axes fraction", "data"),
-                ha="right", va="top", fontsize=9, color=INK,
-            )  # fmt: skip
-        ax.set_yticks([len(arms) - 1 - i for i in range(len(arms))], [f"{n}\n{len(w)} forwards" for n, w in arms])
+        ax.set_yticks([len(arms) - 1 - i for i in range(len(arms))], [_wall_label(n, w) for n, w in arms], fontsize=9)
         ax.tick_params(axis="y", length=0)
         ax.set_ylim(-0.4, len(arms) - 0.3)
         ax.grid(axis="y", visible=False)
         beyond = int((everything > bins[-1]).sum())
         note = f" ({beyond} slower, drawn at the edge)" if beyond else ""
         ax.set(xlabel=f"wall of one forward, ms{note}; bar: quartiles, |: median, ▲: p95", title=title)
-        _save(figure, path)
+        save(figure, path)
+
+
+def _wall_label(name: str, walls: Sequence[float]) -> str:
+    median, p95 = np.percentile(walls, [50, 95])
+    return f"{name}\n{len(walls)} forwards\nmedian {median:.2f} ms\nmean {np.mean(walls):.2f}, p95 {p95:.2f}"
+
+
+def _reach(walls: Sequence[float]) -> float:
+    """Where an arm's axis may end: three times as far above its p95 as that is above the median; spikes lie beyond."""
+    median, p95, most = np.percentile(walls, [50, 95, 100])
+    return float(min(most, p95 + 3 * (p95 - median)))
 
 
 def plot_bridge(path: Path, found: Diff, *, title: str = "", most: int = 9) -> None:
     """A waterfall from the first side's busy to the second's, at the first side's work: gains down, taxes up."""
-    with plt.rc_context(STYLE):
+    with rc_context(STYLE):
         rows = sorted((r for r in found.classes if r.delta_ms), key=lambda r: r.delta_ms)
         if len(rows) > most:
             ranked = sorted(rows, key=lambda r: -abs(r.delta_ms))
@@ -173,7 +189,8 @@ def plot_bridge(path: Path, found: Diff, *, title: str = "", most: int = 9) -> N
         start = sum(r.before.ms for r in found.classes)
         steps = [(str(r.key[0]), r.delta_ms) for r in rows] + ([("the rest", rest)] if rest else [])
         end = start + found.net_ms
-        figure, ax = plt.subplots(figsize=(8.4, 4.4), layout="constrained")
+        figure = _figure(8.4, 4.4)
+        ax = figure.subplots()
         labels = ["before", *(s for s, _ in steps), "after"]
         ax.bar(0, start, color=BASE, width=0.62)
         level, levels = start, [start, end]
@@ -208,7 +225,7 @@ def plot_bridge(path: Path, found: Diff, *, title: str = "", most: int = 9) -> N
         ax.set_title(
             title or f"direct {found.direct_ms:+.2f} ms, hidden tax {found.tax_ms:+.2f} ms, net {found.net_ms:+.2f} ms"
         )
-        _save(figure, path)
+        save(figure, path)
 
 
 def plot_queue(path: Path, queue: Queue, *, title: str = "") -> None:
@@ -216,8 +233,9 @@ def plot_queue(path: Path, queue: Queue, *, title: str = "") -> None:
 
     A class without a reference stands at 1 / SOL, its ratio to the roofline, and is drawn hollow.
     """
-    with plt.rc_context(STYLE):
-        figure, ax = plt.subplots(figsize=(8.4, 4.8), layout="constrained")
+    with rc_context(STYLE):
+        figure = _figure(8.4, 4.8)
+        ax = figure.subplots()
         points = []
         for c in queue.candidates:
             height = c.ratio if c.ratio is not None else 1 / c.sol if c.sol else None
@@ -237,6 +255,7 @@ def plot_queue(path: Path, queue: Queue, *, title: str = "") -> None:
             need = queue.wall_ms * (1 - 1 / (1 + bar))
             with np.errstate(divide="ignore", invalid="ignore"):
                 curve = np.where(x * busy > need, 1 / (1 - need / (x * busy)), np.nan)
+            curve = np.where(curve > PARITY, curve, np.nan)
             ax.plot(x, curve, color=BAD, lw=1.2, ls=style, label=f"clears the {name} bar ({bar:.1%})")
         ax.axhspan(y_low, PARITY, color="#eef1f4", lw=0)
         ax.text(
@@ -250,16 +269,14 @@ def plot_queue(path: Path, queue: Queue, *, title: str = "") -> None:
         for c, height in points:
             clears = any(c.clears.values())
             colour = GOOD if all(c.clears.values()) and c.clears else LEVER if clears else "#8a8f98"
-            size = 40 + 1500 * (c.budget_ms or 0.0) / most
             hollow = c.ratio is None
-            ax.scatter(c.share, height, s=size, facecolor="none" if hollow else colour, edgecolor=colour, alpha=0.75 if not hollow else 1,
+            ax.scatter(c.share, height, s=_size(c, most), facecolor="none" if hollow else colour, edgecolor=colour, alpha=0.75 if not hollow else 1,
                        linewidth=1.6, zorder=3)  # fmt: skip
-        _label_points(ax, points)
         ax.set_xscale("log")
         ax.set_yscale("log")
         ax.set_xlim(x_low, x_high)
         ax.set_ylim(y_low, y_high)
-        ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:g} %"))
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:g}%"))
         ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}×"))
         ticks = [t for t in (0.5, 0.7, 1, 1.5, 2, 3, 5, 7, 10, 20, 50, 100) if y_low <= t <= y_high]
         ax.set_yticks(ticks, minor=False)
@@ -267,27 +284,42 @@ def plot_queue(path: Path, queue: Queue, *, title: str = "") -> None:
         ax.set_xlabel("share of busy")
         ax.set_ylabel("ratio to the reference (hollow: to the roofline)")
         ax.set_title(title or "What is worth doing next")
-        ax.legend(loc="upper left")
-        _save(figure, path)
+        ax.set_xticks([t for t in (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1) if x_low <= t <= x_high])
+        ax.minorticks_off()
+        ax.legend(loc="lower right", ncols=2)
+        figure.draw_without_rendering()
+        _label_points(ax, points, most)
+        save(figure, path)
 
 
-def _label_points(ax: Axes, points: Sequence[tuple]) -> None:
-    """Names beside their bubbles; small ones that would collide with a larger one's name are moved below."""
+def _label_points(ax: Axes, points: Sequence[tuple[Candidate, float]], most: float) -> None:
+    """Names to the right of their bubbles, largest budget first; a name that would touch an earlier one moves down."""
     taken: list[tuple[float, float]] = []
     for c, height in sorted(points, key=lambda p: -(p[0].budget_ms or 0.0)):
-        where = (np.log(c.share), np.log(height))
-        close = sum(abs(where[0] - a) < 0.5 and abs(where[1] - b) < 0.16 for a, b in taken)
-        taken.append(where)
+        x, y = ax.transData.transform((c.share, height)) * 72 / ax.figure.dpi  # points
+        right = _size(c, most) ** 0.5 / 2 + 4
+        down = 0.0
+        while any(abs(x + right - a) < 115 and abs(y - down - b) < 11 for a, b in taken):
+            down += 3
+        taken.append((x + right, y - down))
         text = c.label if not c.budget_ms else f"{c.label}  {c.budget_ms:.1f} ms"
-        offset = (9, 9) if close == 0 else (9, -14 - 11 * (close - 1))
-        ax.annotate(text, (c.share, height), xytext=offset, textcoords="offset points", fontsize=9, zorder=4)
+        ax.annotate(
+            text, (c.share, height), xytext=(right, -down), textcoords="offset points", fontsize=9, va="center", zorder=4,
+            path_effects=[withStroke(linewidth=2.5, foreground="white")],
+        )  # fmt: skip
+
+
+def _size(c: Candidate, most: float) -> float:
+    """A bubble's area in points²: proportional to the budget, never invisible."""
+    return 40 + 1500 * (c.budget_ms or 0.0) / most
 
 
 def plot_basket(path: Path, basket: Basket, *, bar: float, names: Sequence[str], title: str) -> None:
     """The 2 × 2: each lever alone, both, and the interaction, with intervals."""
     rows = [(names[0], basket.a), (names[1], basket.b), ("both", basket.both), ("interaction", basket.interaction)]
-    with plt.rc_context(STYLE):
-        figure, ax = plt.subplots(figsize=(8.4, 2.8), layout="constrained")
+    with rc_context(STYLE):
+        figure = _figure(8.4, 2.8)
+        ax = figure.subplots()
         for i, (_, effect) in enumerate(rows):
             y, colour = len(rows) - 1 - i, (BASE, BASE, LEVER, "#8a6fb0")[i]
             ax.plot(effect.interval, [y, y], color=colour, lw=3, solid_capstyle="round")
@@ -307,7 +339,7 @@ def plot_basket(path: Path, basket: Basket, *, bar: float, names: Sequence[str],
         ax.grid(axis="y", visible=False)
         _percent(ax.xaxis)
         ax.set(xlabel=f"gain of the wall (dashed: bar {bar:+.1%})", title=title)
-        _save(figure, path)
+        save(figure, path)
 
 
 def plot_campaign(
@@ -320,12 +352,10 @@ def plot_campaign(
 
     walls: (anchor, [(round, ms, verdict)]); references: (name, [(round, reference wall / ours)]).
     """
-    with plt.rc_context(STYLE):
+    with rc_context(STYLE):
         panels = 2 if references else 1
-        figure, axes = plt.subplots(
-            panels, 1, figsize=(8.4, 3.6 + 2.2 * (panels - 1)), sharex=True, squeeze=False, layout="constrained",
-            gridspec_kw={"height_ratios": [3, 2][:panels]},
-        )  # fmt: skip
+        figure = _figure(8.4, 3.6 + 2.2 * (panels - 1))
+        axes = figure.subplots(panels, 1, sharex=True, squeeze=False, height_ratios=[3, 2][:panels])
         ax = axes[0, 0]
         for i, (anchor, rows) in enumerate(walls):
             colour = (BASE, LEVER, "#8a6fb0", GOOD)[i % 4]
@@ -350,7 +380,7 @@ def plot_campaign(
             )
         seen = dict.fromkeys(r[2] for _, rows in walls for r in rows)
         marks = [
-            plt.Line2D([], [], marker="o", ls="", color=VERDICT_COLOUR[v], label=v or "open")
+            Line2D([], [], marker="o", ls="", color=VERDICT_COLOUR[v], label=v or "open")
             for v in VERDICT_COLOUR
             if v in seen
         ]
@@ -370,7 +400,7 @@ def plot_campaign(
             lower.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
         axes[-1, 0].xaxis.set_major_locator(MaxNLocator(integer=True))
         axes[-1, 0].set_xlabel("round")
-        _save(figure, path)
+        save(figure, path)
 
 
 def _grounded(ax: Axes, values: Sequence[float]) -> None:

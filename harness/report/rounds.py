@@ -61,13 +61,33 @@ def render_round(path: Path, *, figures: bool = True, index: bool = True, take_e
 
 
 def _tidy(text: str) -> str:
-    """One blank line between blocks, one newline at the end."""
+    """One blank line between blocks (headings, tables, lists, images, paragraphs), none doubled, one newline at the end.
+
+    What a person wrote, and what stands between fences, stays as it is.
+    """
     lines: list[str] = []
-    for line in text.split("\n"):
-        line = line.rstrip()
-        if line or (lines and lines[-1]):
+    verbatim = False
+    for raw in text.split("\n"):
+        closes = raw.startswith(("<!-- /edit:", "```"))
+        if verbatim:
+            lines.append(raw)
+            verbatim = not closes
+            continue
+        line, last = raw.rstrip(), lines[-1] if lines else ""
+        if line and last and _block(line) != _block(last):
+            lines.append("")
+        if line or last:
             lines.append(line)
+        verbatim = line.startswith(("<!-- edit:", "```"))
     return "\n".join(lines).strip() + "\n"
+
+
+def _block(line: str) -> str:
+    """The kind of Markdown block that a line belongs to. Every heading and image is one of its own."""
+    for start in ("|", "- ", "> ", "<!--"):
+        if line.startswith(start):
+            return start
+    return line if line.startswith(("#", "![", "```")) else "text"
 
 
 @dataclass
@@ -142,17 +162,17 @@ class _Page:
                 self.path / "pairs.png", decide=decide, confirm=confirm, band=band, bar=r.bar, estimate=r.estimate, confirmed=r.confirmed,
                 title=f"{r.number} {r.title or r.slug}: {r.verdict or 'open'}", windows=starts,
             )  # fmt: skip
-            letters = sorted({s.arm for s in samples})
+            lost = {(s.phase, s.window, s.pair) for s in samples if s.dropped}
+            kept = [s for s in samples if (s.phase, s.window, s.pair) not in lost]
+            letters = sorted({s.arm for s in kept})
             arms = [
                 (
                     f"{a}: {r.arms[a].name if a in r.arms else a}",
-                    [w for s in samples if s.arm == a and not s.dropped for w in s.wall_ms],
+                    [w for s in kept if s.arm == a for w in s.wall_ms],
                 )
                 for a in letters
             ]
-            draw.plot_walls(
-                self.path / "walls.png", [a for a in arms if a[1]], title=f"Every forward of both arms, {r.regime}"
-            )
+            draw.plot_walls(self.path / "walls.png", arms, title=f"Every forward of both arms, {r.regime}")
         if bridge is not None:
             draw.plot_bridge(self.path / "bridge.png", bridge)
         if r.basket is not None:
@@ -247,9 +267,7 @@ class _Page:
         for letter, arm in sorted(self.r.arms.items()):
             if arm.wall is not None:
                 w = arm.wall
-                rows.append(
-                    [letter, str(w.forwards), ms(w.median_ms), ms(w.mean_ms), ms(w.p95_ms), f"{100 * w.spread:.2f} %"]
-                )
+                rows.append([letter, str(w.forwards), ms(w.median_ms), ms(w.mean_ms), ms(w.p95_ms), f"{w.spread:.2%}"])
         text = markdown_table(["arm<", "forwards", "median, ms", "mean, ms", "p95, ms", "spread of halves"], rows)
         evidence = self.r.evidence
         if evidence is not None:

@@ -8,8 +8,8 @@ from harness.rounds.record import RoundRecord
 
 
 def percent(value: float | None, digits: int = 2) -> str:
-    """A signed fraction as +1.23 %; a dash for None."""
-    return "–" if value is None else f"{100 * value:+.{digits}f} %"
+    """A signed fraction as +1.23%; a dash for None."""
+    return "–" if value is None else f"{value:+.{digits}%}"
 
 
 def span(interval: Sequence[float | None] | None) -> str:
