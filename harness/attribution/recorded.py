@@ -109,6 +109,18 @@ def read_trace(path: Path, source: str = "auto") -> Trace:
     return _read(path, source, None)[0]
 
 
+def classified_launches(
+    path: Path, *, device: int | None = None, rules: Sequence[Path] | None = None
+) -> tuple[pd.DataFrame, str]:
+    """(launches by family, source) of a trace file; every device of it unless one is named. Raises HarnessError."""
+    named = load_rules(rules)
+    trace = read_trace(path)
+    table = trace.launches if device is None else _one_device(trace.launches, device, path)[0]
+    if not rules and (table["class"] != "").any():
+        return table, trace.source
+    return classify_launches(table, named)[0], trace.source
+
+
 def _read(path: Path, source: str, range_: str | None) -> tuple[Trace, list[tuple[str, np.ndarray]]]:
     """(trace of every device, name and launches of each matching range)."""
     kind = source if source in ("nsys", "kineto") else _kind(path)
@@ -351,3 +363,31 @@ def _counted(chunks: list[int]) -> str:
 
 def _is_llama_cpp(recorded: Recorded) -> bool:
     return any(m.rule is not None and m.rule.file == "llama_cpp.yaml" for m in recorded.matches.values())
+
+
+def names(path: Path, *, rules: Sequence[Path] | None = None, device: int | None = None) -> list[dict[str, Any]]:
+    """Every distinct (name, kind) of a trace with its class, weight type, tile, arithmetic, rule, launches and ms, the
+    longest first. Raises HarnessError as `load_recorded`."""
+    named = load_rules(rules)
+    trace = read_trace(path)
+    table = trace.launches if device is None else _one_device(trace.launches, device, path)[0]
+    _, matches = classify_launches(table, named)
+    duration = (table["end_ns"] - table["start_ns"]).groupby([table["name"], table["kind"]], observed=True)
+    sums = duration.agg(["sum", "count"])
+    rows = []
+    for (name, kind), match in matches.items():
+        ns, count = sums.loc[(name, kind)]
+        rows.append(
+            {
+                "name": name,
+                "kind": kind,
+                "class": match.cls,
+                "weight_type": match.weight_type,
+                "tile": match.tile,
+                "arithmetic": match.arithmetic,
+                "rule": str(match.rule) if match.rule else "" if match.cls == "other" else "by kind",
+                "launches": int(count),
+                "ms": int(ns) / 1e6,
+            }
+        )
+    return sorted(rows, key=lambda row: -row["ms"])

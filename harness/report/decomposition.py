@@ -125,12 +125,20 @@ def print_decomposition(result: Decomposition, console: Console | None = None) -
         *(Text(line, style=style) for line, style in heading(result)),
         "",
         _table(result, console.width),
+        *_by_role(result, console.width),
         "",
         _below(result),
         "",
         Text(headline(result), style="bold"),
         console=console,
     )
+
+
+def _by_role(result: Decomposition, width: int) -> list[Any]:
+    """The second view of a foreign trace: the same launches by what they are for."""
+    if not result.roles:
+        return []
+    return ["", "By role, from launch order:", "", _table(result.model_copy(update={"classes": result.roles}), width)]
 
 
 def heading(result: Decomposition) -> list[tuple[str, str]]:

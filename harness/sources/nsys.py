@@ -91,7 +91,7 @@ class Export:
         """The export's own schema version, such as "3.20.3"; "unknown" where the file does not say."""
         for table in ("META_DATA_EXPORT", "EXPORT_META_DATA"):
             if table in self.columns:
-                found = self._all(f"SELECT value FROM {table} WHERE name = 'EXPORT_SCHEMA_VERSION'")
+                found = self.rows(f"SELECT value FROM {table} WHERE name = 'EXPORT_SCHEMA_VERSION'")
                 if found:
                     return str(found[0][0])
         return "unknown"
@@ -101,14 +101,14 @@ class Export:
         """GPU id → name, where the export has TARGET_INFO_GPU."""
         if "TARGET_INFO_GPU" not in self.columns:
             return {}
-        return {int(i): str(name) for i, name in self._all("SELECT id, name FROM TARGET_INFO_GPU")}
+        return {int(i): str(name) for i, name in self.rows("SELECT id, name FROM TARGET_INFO_GPU")}
 
     def devices(self) -> dict[int, dict[str, int]]:
         """Device → kind → number of rows, over kernels, copies, memsets and whole graphs."""
         found: dict[int, dict[str, int]] = {}
         for table, kind in ACTIVITIES.items():
             if table in self.columns:
-                for device, count in self._all(f"SELECT deviceId, count(*) FROM {table} GROUP BY deviceId"):
+                for device, count in self.rows(f"SELECT deviceId, count(*) FROM {table} GROUP BY deviceId"):
                     found.setdefault(int(device), {})[kind] = count
         return dict(sorted(found.items()))
 
@@ -145,7 +145,7 @@ class Export:
         join = ""
         if "textId" in columns and "StringIds" in self.columns:
             text, join = f"ifnull({text}, s.value)", "LEFT JOIN StringIds s ON s.id = n.textId"
-        rows = self._all(
+        rows = self.rows(
             f"SELECT n.start, n.end, n.eventType, n.globalTid, {text} FROM NVTX_EVENTS n {join} "
             f"WHERE n.end IS NOT NULL AND n.eventType IN ({PUSH_POP}, {START_END}) ORDER BY n.start, n.end DESC"
         )
@@ -172,7 +172,7 @@ class Export:
         for table in (OVERHEAD, PROFILER):
             if not {"nameId", "start", "end"} <= set(self.columns.get(table, [])):
                 continue
-            rows = self._all(
+            rows = self.rows(
                 f"SELECT ifnull(s.value, 'unnamed'), o.start, o.end FROM {table} o LEFT JOIN StringIds s ON s.id = o.nameId "
                 "WHERE o.end > ? AND o.start < ? AND o.end >= o.start ORDER BY 1, 2",
                 (start, end),
@@ -184,7 +184,7 @@ class Export:
     def origin(self) -> int:
         """Absolute ns of the first device activity: the zero of the launch table."""
         starts = [
-            self._all(f"SELECT min(start) FROM {table}")[0][0]
+            self.rows(f"SELECT min(start) FROM {table}")[0][0]
             for table in ACTIVITIES
             if "start" in self.columns.get(table, [])
         ]
@@ -305,7 +305,7 @@ class Export:
         """(pid, CUDA ordinal) → GPU id, only where two processes call different GPUs by the same ordinal."""
         if "TARGET_INFO_CUDA_DEVICE" not in self.columns:
             return {}
-        rows = self._all("SELECT pid, cudaId, gpuId FROM TARGET_INFO_CUDA_DEVICE")
+        rows = self.rows("SELECT pid, cudaId, gpuId FROM TARGET_INFO_CUDA_DEVICE")
         gpus: dict[int, set[int]] = {}
         for _, ordinal, gpu in rows:
             gpus.setdefault(ordinal, set()).add(gpu)
@@ -348,7 +348,8 @@ class Export:
             t: [r[1] for r in self.db.execute(f'PRAGMA table_info("{t}")')] for t in tables if not t.startswith("ENUM_")
         }
 
-    def _all(self, sql: str, values: tuple[object, ...] = ()) -> list[tuple]:
+    def rows(self, sql: str, values: tuple[object, ...] = ()) -> list[tuple]:
+        """Rows of a query; text that is not UTF-8 comes with replacement characters."""
         with self._guard():
             return self.db.execute(sql, values).fetchall()
 

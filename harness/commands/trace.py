@@ -1,0 +1,155 @@
+"""`harness trace`: look into recorded traces, see how kernel names are classed, scrub exports, record a command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from harness.errors import Exit
+
+_FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+@click.group()
+def command() -> None:
+    """Recorded traces: nsys exports (.sqlite, .nsys-rep), PyTorch profiler JSON, launches.parquet."""
+
+
+@command.command()
+@click.argument("file", type=_FILE)
+@click.option("--json", "json_path", metavar="PATH", help='Write JSON; "-" is stdout.')
+def info(file: Path, json_path: str | None) -> int:
+    """What FILE holds: launches per device, their summed time, its union, their span, and what to know of them."""
+    from harness.attribution.recorded import read_trace
+    from harness.files import emit_json
+    from harness.launches import union_ns
+
+    trace = read_trace(file)
+    devices = []
+    for device, rows in trace.launches.groupby("device"):
+        kernels = rows[rows["kind"] == "kernel"]
+        sums = {"kernel": kernels, "activity": rows, "graph": rows[rows["kind"] == "graph"]}
+        devices.append(
+            {
+                "device": int(device),  # type: ignore[call-overload]
+                "gpu": trace.gpus.get(int(device), ""),  # type: ignore[call-overload]
+                "launches": {str(k): int(n) for k, n in rows["kind"].value_counts().items() if n},
+                **{f"{name}_sum_ns": int((part["end_ns"] - part["start_ns"]).sum()) for name, part in sums.items()},
+                **{
+                    f"{name}_union_ns": union_ns(part["start_ns"], part["end_ns"])
+                    for name, part in sums.items()
+                    if name != "graph"
+                },
+                "activity_span_ns": int(rows["end_ns"].max() - rows["start_ns"].min()),
+                "streams": int(rows["stream"].nunique()),
+                "names": int(kernels["name"].nunique()),
+            }
+        )
+    found = {"file": file.name, "source": trace.source, "devices": devices, "notes": trace.notes}
+    if json_path:
+        emit_json(found, json_path)
+    if json_path != "-":
+        _show_info(found)
+    return Exit.DONE
+
+
+def _show_info(found: dict[str, Any]) -> None:
+    from harness.report.table import print_table, say
+
+    say(f"{found['file']} · {found['source'] or 'launch table'}", "bold")
+    rows = [
+        [
+            f"{d['device']} {d['gpu']}".strip(),
+            " + ".join(f"{n:,} {kind}" for kind, n in d["launches"].items()),
+            f"{d['kernel_sum_ns'] / 1e6:,.6f}",
+            f"{d['activity_sum_ns'] / 1e6:,.6f}",
+            f"{d['activity_union_ns'] / 1e6:,.6f}",
+            f"{d['activity_span_ns'] / 1e6:,.6f}",
+        ]
+        for d in found["devices"]
+    ]
+    print_table(["device<", "launches<", "kernels ms", "all ms", "union ms", "span ms"], rows)
+    for note in found["notes"]:
+        say(f"note  {note}")
+
+
+@command.command()
+@click.argument("file", type=_FILE)
+@click.option("--rules", type=_FILE, multiple=True, help="A rule file, tried before the packaged ones.")
+@click.option("--device", type=int, help="Only this device's launches.")
+@click.option("--json", "json_path", metavar="PATH", help='Write JSON; "-" is stdout.')
+def classify(file: Path, rules: tuple[Path, ...], device: int | None, json_path: str | None) -> int:
+    """Which class each kernel name of FILE gets, and by which rule, the longest first."""
+    from harness.attribution.recorded import names
+    from harness.files import emit_json
+
+    found = names(file, rules=rules, device=device)
+    if json_path:
+        emit_json({"file": file.name, "names": found}, json_path)
+    if json_path != "-":
+        from rich.console import Console
+
+        from harness.report.table import print_table, say
+
+        total = sum(row["ms"] for row in found)
+        shown = [
+            [
+                f"{row['ms']:,.3f}",
+                f"{row['launches']:,}",
+                " ".join(filter(None, (row["class"], row["weight_type"].replace("-", ""), row["tile"]))),
+                _short(row["name"], max(20, Console().width - 56)),
+                row["rule"].replace(".yaml rule ", ":"),
+            ]
+            for row in found
+        ]
+        print_table(["ms", "n", "class<", "name<", "rule<"], shown)
+        other = sum(row["ms"] for row in found if row["class"] == "other")
+        say(f"{len(found)} names, {total:,.3f} ms; {other / total if total else 0:.2%} of it is classed by no rule")
+    return Exit.DONE
+
+
+def _short(name: str, width: int = 44) -> str:
+    """The function without its namespaces and the start of its template arguments: what tells names apart on a line."""
+    from harness.attribution.classify import split_name
+
+    entry, arguments = split_name(name)
+    text = entry.split("::")[-1] + (f"<{arguments}>" if arguments else "")
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+@command.command()
+@click.argument("file", type=_FILE)
+@click.option("-o", "--output", type=_FILE, required=True, help="Where the scrubbed export goes; may be FILE itself.")
+def scrub(file: Path, output: Path) -> int:
+    """Copy an nsys export without environment variables, user, host and process names."""
+    from harness.report.table import say
+    from harness.sources.scrub import scrub as scrub_export
+
+    done = scrub_export(file, output)
+    say(
+        f"{output}: {done.tables} tables and {done.strings} strings that attribution needs; {done.dropped_tables} tables left behind, "
+        f"{done.names} user and host names replaced where they stood"
+    )
+    return Exit.DONE
+
+
+@command.command(context_settings={"ignore_unknown_options": True})
+@click.option("-o", "--output", type=_FILE, required=True, help="Where the SQLite export goes.")
+@click.option("--keep-environment", is_flag=True, help="Do not scrub the export.")
+@click.argument("argv", nargs=-1, required=True, type=click.UNPROCESSED)
+def record(output: Path, keep_environment: bool, argv: tuple[str, ...]) -> int:
+    """Run a command under nsys (CUDA and NVTX, graphs node by node) and keep its export, scrubbed.
+
+    Write `--` before the command: `harness trace record -o x.sqlite -- llama-bench -m model.gguf`.
+    """
+    from harness.report.table import say
+    from harness.sources.nsys_driver import record as run_under_nsys
+    from harness.sources.scrub import scrub as scrub_export
+
+    run_under_nsys(argv, output)
+    if not keep_environment:
+        scrub_export(output, output)
+    say(f"{output}: look into it with `harness trace info {output}`")
+    return Exit.DONE
