@@ -1,0 +1,83 @@
+"""`harness reference`: measure the engine that ratios are taken against."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from harness.errors import Exit
+
+
+@click.group()
+def command() -> None:
+    """Measure a reference engine in this window, for `harness decompose --reference`."""
+
+
+@command.command("llama-bench")
+@click.option(
+    "--bin", "binary", type=click.Path(dir_okay=False, path_type=Path), required=True, help="llama-bench itself."
+)
+@click.option(
+    "-m",
+    "--gguf",
+    type=click.Path(dir_okay=False, path_type=Path),
+    required=True,
+    help="The GGUF that both engines run.",
+)
+@click.option("--tokens", type=click.IntRange(min=1), default=3325, show_default=True)
+@click.option("--ub", type=click.IntRange(min=1), help="Physical batch (-ub).  [default: llama-bench's own, 512]")
+@click.option(
+    "--repetitions",
+    type=click.IntRange(min=2),
+    default=5,
+    show_default=True,
+    help="Untraced ones; the first is not counted.",
+)
+@click.option(
+    "--tail",
+    type=click.Choice(["last_row", "ffn_last_row", "full"]),
+    help="What its last layer computes.  [default: ffn_last_row]",
+)
+@click.option(
+    "--timeout", type=click.FloatRange(min=1), default=600, show_default=True, help="Seconds for each of the two runs."
+)
+@click.option(
+    "--trace", "trace_to", type=click.Path(dir_okay=False, path_type=Path), help="Keep the scrubbed nsys export here."
+)
+@click.option(
+    "--json",
+    "json_path",
+    metavar="PATH",
+    default="reference.json",
+    show_default=True,
+    help='Where the reference goes; "-" is stdout.',
+)
+@click.argument("extra", nargs=-1, type=click.UNPROCESSED)
+def llama_bench(
+    binary: Path, gguf: Path, tokens: int, ub: int | None, repetitions: int, tail: str | None, timeout: float,
+    trace_to: Path | None, json_path: str, extra: tuple[str, ...],
+) -> int:  # fmt: skip
+    """Run llama-bench for the anchor, trace it for the class table, and write both as a reference.
+
+    EXTRA arguments (after --) go to llama-bench as they are.
+    """
+    from harness.attribution.reference import reference_of_llama_bench
+    from harness.files import emit_json
+    from harness.report.decomposition import print_decomposition
+
+    result = reference_of_llama_bench(
+        binary,
+        gguf,
+        tokens,
+        ub=ub,
+        repetitions=repetitions,
+        timeout_s=timeout,
+        trace_to=trace_to,
+        tail=tail,
+        extra=extra,
+    )
+    emit_json(result.to_dict(), json_path)
+    if json_path != "-":
+        print_decomposition(result)
+    return Exit.DONE if result.ok else Exit.CHECK_FAILED
