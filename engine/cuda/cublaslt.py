@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import json
+import math
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -131,13 +132,18 @@ class CublasLt:
             return kept
         times = self._time(shape, layouts, candidates)
         best = min(range(len(candidates)), key=times.__getitem__)
+        if not math.isfinite(times[best]):
+            raise EngineError(
+                f"none of cublasLt's {len(candidates)} algorithms for GEMM {shape} (M × N × K) runs here."
+            )
         algo = self._algo(layouts, candidates[best], f"timed best, candidate {best} of {len(candidates)}")
         algo.about["us"] = round(times[best], 2)
-        algo.about["first_us"] = round(times[0], 2)
+        if math.isfinite(times[0]):
+            algo.about["first_us"] = round(times[0], 2)
         record = {
             "shape": str(shape), "algo": candidates[best]["algo"].tobytes().hex(),
             "workspace": int(candidates[best]["workspace"]), "how": algo.how, "about": algo.about,
-            "candidates_us": [round(t, 2) for t in times],
+            "candidates_us": [round(t, 2) if math.isfinite(t) else None for t in times],
         }  # fmt: skip
         publish(path, json.dumps(record, indent=1).encode())
         return algo
@@ -217,7 +223,7 @@ class CublasLt:
         return about
 
     def _time(self, shape: Shape, layouts: tuple[int, int, int], candidates: np.ndarray) -> list[float]:
-        """Median µs of each candidate: interleaved launches on random operands that rotate past the L2's size."""
+        """Median µs of each candidate (∞ where it does not run): interleaved launches on random operands that rotate past the L2's size."""
         from cupy.cuda import Event, runtime
 
         from engine.cuda.weights import fill_random_f16
@@ -243,16 +249,14 @@ class CublasLt:
                 for algo in algos
             ]
             times: list[list[float]] = [[] for _ in candidates]
-            for call in calls:  # loads each kernel's code, outside the clock
-                call[0]()
-            runtime.streamSynchronize(self._stream)
+            usable = [index for index, call in enumerate(calls) if self._runs(call[0])]  # also loads each kernel's code
             pending: list[tuple[int, Any, Any]] = []
             turn = 0
             for _ in range(_REPEATS):
-                for index, call in enumerate(calls):
+                for index in usable:
                     start, end = Event(), Event()
                     runtime.eventRecord(start.ptr, self._stream)
-                    call[turn % sets]()
+                    calls[index][turn % sets]()
                     runtime.eventRecord(end.ptr, self._stream)
                     turn += 1
                     pending.append((index, start, end))
@@ -266,7 +270,18 @@ class CublasLt:
         finally:
             runtime.streamSynchronize(self._stream)
             arena.close()
-        return [statistics.median(t) for t in times]
+        return [statistics.median(t) if t else math.inf for t in times]
+
+    def _runs(self, call: Callable[[], None]) -> bool:
+        """Submits a candidate once and waits; False where cublasLt refuses what its heuristic offered."""
+        from cupy.cuda import runtime
+
+        try:
+            call()
+        except Exception:
+            return False
+        runtime.streamSynchronize(self._stream)
+        return True
 
     def _path(self, shape: Shape) -> Path:
         from cupy.cuda import runtime

@@ -232,7 +232,7 @@ def _nvrtc(
         arch=arch,
         std="c++17",
         lineinfo=lineinfo,
-        include_path=[str(KERNELS), *_cuda_headers()],
+        include_path=[str(KERNELS), *cuda_headers()],
         define_macro=[(key, str(value)) for key, value in defines.items()] or None,
         ptxas_options=["-v"],
     )
@@ -250,7 +250,7 @@ def _text(value: str | bytes) -> str:
 
 
 @cache
-def _cuda_headers() -> tuple[str, ...]:
+def cuda_headers() -> tuple[str, ...]:
     """Directories of cuda_fp16.h, mma.h and the like: from the wheels, else a CUDA toolkit."""
     from cuda import pathfinder
 

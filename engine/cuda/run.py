@@ -146,7 +146,10 @@ class CudaEngine:
         table = rope_table(self.geometry, positions)
         from cupy.cuda import runtime
 
-        runtime.memcpy(self._arena["rope"], table.ctypes.data, table.nbytes, runtime.memcpyHostToDevice)
+        # On our stream: a plain cudaMemcpy may return before its data has arrived, and our stream does not wait for it.
+        runtime.memcpyAsync(
+            self._arena["rope"], table.ctypes.data, table.nbytes, runtime.memcpyHostToDevice, self._stream.ptr
+        )
 
     def _release(self) -> None:
         """Frees the activations and forgets what was bound to them."""
@@ -193,7 +196,7 @@ class CudaEngine:
         from cupy.cuda import runtime
 
         properties = runtime.getDeviceProperties(self._stream.device_id if self._stream.device_id >= 0 else 0)
-        return {
+        about: dict[str, object] = {
             "device": properties["name"].decode(),
             "arch": jit.device_arch(),
             "driver": runtime.driverGetVersion(),
@@ -204,6 +207,11 @@ class CudaEngine:
             "gemm": self._gemms.describe() if self._gemms else {},
             "kernels": jit.used_cubins(),
         }
+        if self.levers.attention == "cudnn":
+            from engine.cuda import cudnn_attention
+
+            about["cudnn"] = cudnn_attention.version()
+        return about
 
     def close(self) -> None:
         """Frees everything. Idempotent."""
