@@ -35,6 +35,8 @@ class BackendProtocol(Strict):
     runs: int
     passes: int
     window: Literal["required", "reported"]
+    warmup_tokens: int | None = None
+    """Tokens of a warm-up, at most; nothing: as many as the timed forwards have."""
 
 
 class DecomposeProtocol(Strict):
@@ -148,7 +150,7 @@ def measure(
     plan = engine.plan(tokens)
     for i in range(protocol.warmup):
         _tell(report, "warming up", i, protocol.warmup)
-        engine.prefill(forwards.ids())
+        engine.prefill(forwards.ids()[: part.warmup_tokens])
     _tell(report, "warming up", protocol.warmup, protocol.warmup)
     forwards.load()
     walls = []
