@@ -126,14 +126,16 @@ class Plan:
     def structure(self) -> str:
         """One sentence on the graph's shape, such as "27 full layers + one-row tail"."""
         layers = self.geometry.layers
-        head = f"head on {self.tokens if self.all_logits else 1} row" + (
-            "s" if self.all_logits and self.tokens > 1 else ""
-        )
+        head = f"head on {_count(self.tokens if self.all_logits else 1, 'row')}"
         if self.levers.tail == "full" or self.all_logits:
-            return f"{layers} full layers; {head}"
+            return f"{_count(layers, 'full layer')}; {head}"
         one_row = "q, attention, o and FFN" if self.levers.tail == "last_row" else "FFN"
         rest = "k and v for every row" if self.levers.tail == "last_row" else "attention for every row"
-        return f"{layers - 1} full layers + one-row tail ({one_row} of the last layer for the last row; {rest}); {head}"
+        return f"{_count(layers - 1, 'full layer')} + one-row tail ({one_row} of the last layer for the last row; {rest}); {head}"
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}{'' if n == 1 else 's'}"
 
 
 def element_bytes(weight_type: str, count: int) -> int:
