@@ -10,7 +10,6 @@ All pointers are device addresses of f16, 16-byte aligned; strides are in elemen
 from __future__ import annotations
 
 from ctypes import c_float, c_int, c_void_p
-from functools import cache
 from math import e, log2
 from typing import TYPE_CHECKING, Literal
 
@@ -93,7 +92,7 @@ def bind_attention(
         raise EngineError(
             "attention reads 16 bytes at a time; align q, k, v and out to 16 bytes and strides to 8 elements."
         )
-    variant = variant or choose_variant(_arch(jit._device_id()), rows)
+    variant = variant or choose_variant(jit.device_arch(), rows)
     q, k, v, out = c_void_p(q_ptr), c_void_p(k_ptr), c_void_p(v_ptr), c_void_p(out_ptr)
     group, scale_log2 = c_int(heads // kv_heads), c_float(scale * log2(e))
     if variant == "split":
@@ -147,9 +146,3 @@ def prefill_attention(
 
 def _splits(rows: int, past: int) -> int:
     return -(-(past + rows) // SPLIT_KEYS)
-
-
-@cache
-def _arch(device: int) -> str:
-    """The current device's architecture; `device`, its index, is the cache's key."""
-    return jit.device_arch()

@@ -15,9 +15,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from engine.cuda.attention import attention_workspace_bytes
+
 HERE = Path(__file__).parent
 VARIANTS = {"mma": 0, "wgmma": 1, "split": 2}
-SPLIT_KEYS = 256
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +85,8 @@ def run(
     q, k, v = guarded(rows, heads * d, q_magnitude), guarded(keys, kv_heads * d, 1.0), guarded(keys, kv_heads * d, 1.0)
     out = np.full((rows + guard, heads * d + pad), np.nan, np.float16)
     aligned = [_aligned(x) for x in (q, k, v, out)]
-    partial = np.full(rows * heads * (-(-keys // SPLIT_KEYS)) * (d + 2), np.nan, np.float32)
+    need = attention_workspace_bytes(rows=rows, past=past, heads=heads, head_dim=d, variant="split")
+    partial = np.full(need // 4, np.nan, np.float32)
     scale = 1 / math.sqrt(d)
     emulator.emulate(
         VARIANTS[variant], d, *(ctypes.c_void_p(x.ctypes.data) for x in (*aligned, partial)), rows, past, heads,
