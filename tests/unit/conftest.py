@@ -50,7 +50,9 @@ def a_round(root: Path, slug: str, *, gain: float, noise: float = 0.003, wall: f
     """A round run to its verdict on simulated walls: a true gain, log-normal noise, per-half process effects."""
     number, path = new_round_dir(slug, root)
     rng = np.random.default_rng(seed)
-    numbers = Frozen(seed=seed, s0=0.003, prediction=0.02, frozen_at=f"2026-01-{day:02d}T10:00:00+00:00", **(frozen or {}))
+    numbers = Frozen(
+        seed=seed, s0=0.003, prediction=0.02, frozen_at=f"2026-01-{day:02d}T10:00:00+00:00", **(frozen or {})
+    )
     lever = lever if lever is not None else {"concat": "on"}
     record = RoundRecord(
         **numbers.model_dump(), round=number, slug=path.name.split("-", 1)[1], title=slug, status="finished",
@@ -75,7 +77,11 @@ def a_round(root: Path, slug: str, *, gain: float, noise: float = 0.003, wall: f
 
     def half(pair: int, letters: str, arm: str, phase: str) -> Sample:
         true = wall / (1 + gain if arm == "B" else 1)
-        walls = true * np.exp(rng.normal(0, noise) + rng.normal(0, noise / 2, numbers.inner)) * (1 + 0.4 * (rng.random(numbers.inner) < 0.01))
+        walls = (
+            true
+            * np.exp(rng.normal(0, noise) + rng.normal(0, noise / 2, numbers.inner))
+            * (1 + 0.4 * (rng.random(numbers.inner) < 0.01))
+        )
         reason = "hw_thermal_slowdown" if pair in drop and arm == "A" else None
         return Sample(
             pair=pair, order=letters, arm=arm, wall_ms=[round(float(w), 4) for w in walls], dropped=reason, phase=phase, boot=f"{pair}{arm}",
@@ -112,12 +118,12 @@ def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield tmp_path
 
 
-@pytest.fixture(name="a_table")
+@pytest.fixture(name="a_table", scope="session")
 def _a_table() -> Callable[..., Decomposition]:
     return a_table
 
 
-@pytest.fixture(name="a_round")
+@pytest.fixture(name="a_round", scope="session")
 def _a_round() -> Callable[..., Path]:
     return a_round
 

@@ -1,0 +1,46 @@
+"""docs/cli.md from the commands' own --help: `python -m harness.report.cli_docs`. A test fails when the page is stale."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from harness.cli import group
+from harness.files import write_atomic
+
+PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
+WIDTH = 100
+
+
+def page() -> str:
+    """The whole page: the group's help, then every command's and subcommand's."""
+    parts = [
+        "# The command line",
+        "Generated from `--help` by `python -m harness.report.cli_docs`; do not edit.",
+        "Exit status: 0 done or LANDED, 1 a tool error (one sentence on stderr), 2 REVERTED, 3 INCONCLUSIVE, 4 the window was "
+        "invalid, 5 a gate failed, 6 a check of a decomposition or a record failed, 64 wrong usage.",
+    ]
+    for depth, path, text in _helps(group, "harness", 2):
+        parts.append(f"{'#' * depth} {path}\n\n```text\n{text}\n```")
+    return "\n\n".join(parts) + "\n"
+
+
+def _helps(
+    command: click.Command, path: str, depth: int, parent: click.Context | None = None
+) -> Iterator[tuple[int, str, str]]:
+    """(heading depth, command path, help text) of a command and all below it, in the order that the group lists them."""
+    context = click.Context(
+        command, info_name=path.split()[-1], parent=parent, terminal_width=WIDTH, max_content_width=WIDTH
+    )
+    yield depth, path, "\n".join(line.rstrip() for line in command.get_help(context).rstrip().split("\n"))
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            found = command.get_command(context, name)
+            if found is not None and not found.hidden:
+                yield from _helps(found, f"{path} {name}", min(depth + 1, 4), context)
+
+
+if __name__ == "__main__":
+    write_atomic(PAGE, page())
