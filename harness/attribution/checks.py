@@ -201,11 +201,11 @@ def find_outliers(launches: pd.DataFrame, plan: Plan | None = None, times: float
     if is_copy.any():
         amount = launches["bytes"].to_numpy(dtype=np.int64, na_value=-1)
         work = np.where(is_copy, -2 - amount, work)
-    kind = pd.DataFrame({"c": cls, "n": name, "w": work}).groupby(["c", "n", "w"], sort=False).ngroup().to_numpy()
+    kind = _codes(cls, name, work)
     typical, count = _median_by(kind, duration)
-    if plan is None:
+    lonely = (count < 3) & ~is_copy
+    if plan is None and lonely.any():
         by_class, class_count = _median_by(cls, duration)
-        lonely = (count < 3) & ~is_copy
         typical, count = np.where(lonely, by_class, typical), np.where(lonely, class_count, count)
     waits = launches["class"].eq("communication").to_numpy()
     floor = np.where((launches["kind"] == "host").to_numpy(), HOST_OUTLIER_NS, 0)
@@ -223,14 +223,23 @@ def find_outliers(launches: pd.DataFrame, plan: Plan | None = None, times: float
     ]
 
 
+def _codes(*columns: np.ndarray) -> np.ndarray:
+    """One code from 0 for every combination of the columns' values."""
+    code = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        inner, seen = pd.factorize(column)
+        code, _ = pd.factorize(code * len(seen) + inner)
+    return code
+
+
 def _median_by(group: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For every element, its group's (lower) median and its group's size."""
-    groups, code = np.unique(group, return_inverse=True)
-    order = np.lexsort((values, code))
-    count = np.bincount(code, minlength=len(groups))
-    first = np.r_[0, np.cumsum(count)[:-1]]
-    middle = values[order][first + (count - 1) // 2]
-    return middle[code], count[code]
+    """For every element, its group's (lower) median and its group's size. group: codes from 0; values: 0 ≤ v < 2⁴⁰ ns."""
+    count = np.bincount(group)
+    # One sort of (group, value) packed into 64 bits is several times faster than sorting by two keys.
+    packed = np.sort((group.astype(np.int64) << 40) | np.clip(values, 0, (1 << 40) - 1))
+    first = np.cumsum(count) - count
+    middle = packed[np.minimum(first + np.maximum(count - 1, 0) // 2, len(packed) - 1)] & ((1 << 40) - 1)
+    return middle[group], count[group]
 
 
 def window(verdict: Mapping[str, Any] | None, outliers: Sequence[Outlier]) -> Check:

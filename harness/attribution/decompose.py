@@ -85,6 +85,8 @@ def decompose(
     if wall_ns <= 0:
         raise HarnessError(f"a wall of {wall_ns} ns cannot be decomposed; give the window's length.")
 
+    if not launches["start_ns"].is_monotonic_increasing:  # a table that was put together by hand
+        launches = launches.sort_values(["start_ns", "end_ns"], kind="stable", ignore_index=True)
     start, end = launches["start_ns"].to_numpy(), launches["end_ns"].to_numpy()
     duration = end - start
     total_ns, busy_ns = int(duration.sum()), union_ns(launches["start_ns"], launches["end_ns"])
@@ -156,17 +158,17 @@ def _rows(
     launches: pd.DataFrame, start: np.ndarray, end: np.ndarray, busy_ns: int, ceilings: Ceilings | None
 ) -> list[ClassRow]:
     """One row per (class, weight type), the longest first and "other" last."""
-    cls_code, classes = pd.factorize(launches["class"].replace("", "other"))
-    type_code, types = pd.factorize(launches["weight_type"])
+    cls_code, classes = pd.factorize(launches["class"].fillna("").replace("", "other"))
+    type_code, types = pd.factorize(launches["weight_type"].fillna("-"))
     code = cls_code * len(types) + type_code
-    keys, code = np.unique(code, return_inverse=True)
+    code, keys = pd.factorize(code)
     duration = end - start
     macs, bytes_ = known(launches["macs"]), known(launches["bytes"])
     count = np.bincount(code)
     sum_ns = np.bincount(code, duration)
     macs_sum, macs_seen = np.bincount(code, np.nan_to_num(macs)), np.bincount(code, ~np.isnan(macs))
     bytes_sum, bytes_seen = np.bincount(code, np.nan_to_num(bytes_)), np.bincount(code, ~np.isnan(bytes_))
-    order = np.lexsort((start, code))
+    order = np.argsort(code, kind="stable")  # the table is ordered by start, so each class's launches stay so
     bounds = np.r_[0, np.cumsum(count)]
     if ceilings:
         compute_s, memory_s = ceilings.floor_seconds(macs, bytes_)
