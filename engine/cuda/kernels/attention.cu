@@ -113,17 +113,20 @@ __device__ __forceinline__ void softmax_step(float (&s)[N][4], float (&maximum)[
   }
 }
 
-// Multiplies the accumulators of 16 rows by alpha, where any row of the warp has a new maximum (rare after the first steps).
+// Whether any row of the warp has a new maximum, so that its accumulators need `rescale`: rare after the first steps.
+__device__ __forceinline__ bool maximum_moved(const float (&alpha)[2]) {
+  return __any_sync(0xffffffffu, alpha[0] != 1.f || alpha[1] != 1.f);
+}
+
+// Multiplies the accumulators of 16 rows by alpha.
 template <int N>
 __device__ __forceinline__ void rescale(float (&o)[N][4], const float (&alpha)[2]) {
-  if (__any_sync(0xffffffffu, alpha[0] != 1.f || alpha[1] != 1.f)) {
 #pragma unroll
-    for (int i = 0; i < N; ++i) {
-      o[i][0] *= alpha[0];
-      o[i][1] *= alpha[0];
-      o[i][2] *= alpha[1];
-      o[i][3] *= alpha[1];
-    }
+  for (int i = 0; i < N; ++i) {
+    o[i][0] *= alpha[0];
+    o[i][1] *= alpha[0];
+    o[i][2] *= alpha[1];
+    o[i][3] *= alpha[1];
   }
 }
 
@@ -248,7 +251,7 @@ attention_mma(const u16* __restrict__ q, const u16* __restrict__ k, const u16* _
       }
       float alpha[2];
       softmax_step(s[m], maximum[m], sum[m], alpha, scale_log2);
-      rescale(o[m], alpha);
+      if (maximum_moved(alpha)) rescale(o[m], alpha);
     }
 
 #pragma unroll
@@ -373,9 +376,14 @@ attention_wgmma(const u16* __restrict__ q, const u16* __restrict__ k, const u16*
     wgmma_fence_operand(s);
     mask(step);
     softmax_step(s, maximum, sum, alpha, scale_log2);  // runs while P · V does
+    wgmma_fence_operand(s);
+    if (maximum_moved(alpha)) {  // a wait on each side of the branch: one before it, and the compiler would move the softmax after it
+      wgmma_wait<0>();
+      wgmma_fence_operand(o);
+      rescale(o, alpha);
+    }
     wgmma_wait<0>();
     wgmma_fence_operand(o);
-    rescale(o, alpha);
     pack();
   }
   tiles_arrived();
