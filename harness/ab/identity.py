@@ -47,14 +47,39 @@ def command_files(arm: dict[str, Any], directory: Path) -> dict[str, str]:
 
 
 def arm_identity(config_sha256: str, described: dict[str, Any], machine: dict[str, Any]) -> str:
-    """Hash of everything that decides an arm's speed: config, engine's code, model, kernels, device and driver.
+    """Hash of everything that decides an arm's speed: config, engine's code, model, GEMM algorithms, device and driver.
 
-    Two records with one identity must show one wall (to the anchor's 3 %).
+    Two records with one identity must show one wall (to the anchor's 3 %). Cubins are left out: code, compiler and
+    device imply them, and which ones a process happened to load differs between a first run and a cached one.
     """
     parts = {
         "config": config_sha256,
         "engine": engine_sha256() if "model_sha256" in described else None,
-        "described": described,
+        "described": {k: v for k, v in flatten(what_decides(described)).items() if ".kernels." not in f".{k}."},
         "machine": machine,
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def what_decides(described: Any) -> Any:
+    """An engine's description without how a choice came about ("how": timed now, or read from the cache)."""
+    if isinstance(described, dict):
+        return {k: what_decides(v) for k, v in described.items() if k != "how"}
+    return described
+
+
+def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as dotted keys; an empty mapping vanishes."""
+    if not isinstance(value, dict):
+        return {prefix: value}
+    return {
+        k: v
+        for key, inner in value.items()
+        for k, v in flatten(inner, f"{prefix}.{key}" if prefix else str(key)).items()
+    }
+
+
+def drifted(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Dotted keys that both descriptions of one arm have, with different values: it is not the same arm any more."""
+    old, new = flatten(what_decides(before)), flatten(what_decides(now))
+    return sorted(key for key in old.keys() & new.keys() if old[key] != new[key])

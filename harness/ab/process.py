@@ -92,6 +92,8 @@ class DeviceLock:
 class ArmProcess:
     """A worker with one arm open. Context manager: leaving it ends the process and waits until its memory is gone."""
 
+    _alive = 0  # with several at once (`--boots`), only the last one's memory can be told from the others'
+
     def __init__(self, arm: dict[str, Any], directory: Path, lock: DeviceLock, gpu: Gpu | None) -> None:
         self._gpu = gpu
         self._memory_before = gpu.memory_used_bytes() if gpu else None
@@ -111,6 +113,7 @@ class ArmProcess:
             os.close(theirs_in)
             os.close(theirs_out)
         self._in, self._out = ours_in, ours_out
+        ArmProcess._alive += 1
         self._send({"arm": arm, "directory": str(directory.resolve())})
         try:
             self.opened = self._receive(OPEN_TIMEOUT_S, "opening the engine")
@@ -180,10 +183,11 @@ class ArmProcess:
         os.close(self._in)
         self._in = self._out = -1
         self._stderr.close()
+        ArmProcess._alive -= 1
         self._await_memory()
 
     def _await_memory(self) -> None:
-        if self._gpu is None or self._memory_before is None:
+        if self._gpu is None or self._memory_before is None or ArmProcess._alive:
             return
         until = time.monotonic() + GONE_TIMEOUT_S
         while (used := self._gpu.memory_used_bytes() or 0) > self._memory_before + MEMORY_SLACK:

@@ -123,6 +123,7 @@ class Session:
             "forwards": forwards,
             "logits": [logits_hash(x) for x in kept],
             "broken": _broken(kept) + [f"forward {k} changed after the clock stopped" for k in late],
+            "described": target.describe(),
             "memory": target.memory_bytes(),
             "process_s": (self.clock() - self.born) / 1e9,
         }
@@ -165,7 +166,7 @@ class Session:
                 self._spin(self.spin_us)
                 walls = [wall + self.spin_us / 1e3 for wall in walls]
             forwards += [{"wall_ms": w, "start_ns": start, "end_ns": end, "residue_ms": 0.0} for w in walls]
-        return {"at": at, "forwards": forwards, "logits": [], "broken": [], "memory": target.memory_bytes(),
+        return {"at": at, "forwards": forwards, "logits": [], "broken": [], "described": target.describe(), "memory": target.memory_bytes(),
                 "process_s": (self.clock() - self.born) / 1e9}  # fmt: skip
 
     def logits(self, *, seed: int, tokens: int, path: str) -> dict[str, Any]:
@@ -177,7 +178,7 @@ class Session:
         if result is None:
             return {"there": False}
         np.save(path, np.asarray(result, dtype=np.float32))
-        return {"there": True, "hash": logits_hash(np.asarray(result))}
+        return {"there": True, "hash": logits_hash(np.asarray(result)), "described": self.target.describe()}
 
     def greedy(self, *, prompt: list[int] | None, count: int, path: str) -> dict[str, Any]:
         """A greedy continuation; the prompt's last logits go to `path`. {"there": False} where the arm has no greedy."""
@@ -223,15 +224,18 @@ class Session:
 
         return trace_arm(self.target, self.arm["tokens"], passes=passes, regime=regime, idle_s=idle_s, load_s=load_s)
 
-    def floor(self, *, regime: str) -> dict[str, Any]:
-        """The least wall (ms) that the measured compute ceiling allows for the plan's MACs; {"there": False} without a plan."""
+    def floor(self, *, regime: str, fresh: bool = False) -> dict[str, Any]:
+        """The least wall (ms) that the measured compute ceiling allows for the plan's MACs; {"there": False} without a plan.
+
+        `fresh`: the ceiling is measured again first, and the higher one counts.
+        """
         if not isinstance(self.target, EmbeddedArm):
-            return _named_floor(self.arm, self.directory, regime)
+            return _named_floor(self.arm, self.directory, regime, fresh)
         from harness.attribution.roofline import ceilings_for
 
         engine = self.target.engine
         plan = engine.plan(self.arm["tokens"])
-        ceilings = ceilings_for(engine.name, regime, plan=plan)
+        ceilings = ceilings_for(engine.name, regime, plan=plan, fresh=fresh)
         return {
             "there": True,
             "floor_ms": 2e3 * plan.macs / (ceilings.tflop_per_s * 1e12),
@@ -247,7 +251,7 @@ class Session:
 PROMPT = "The capital of France is"
 
 
-def _named_floor(arm: dict[str, Any], directory: Path, regime: str) -> dict[str, Any]:
+def _named_floor(arm: dict[str, Any], directory: Path, regime: str, fresh: bool) -> dict[str, Any]:
     """For an engine of the user's that names its model: the same floor from the model's geometry."""
     if not arm["model"]:
         return {"there": False}
@@ -261,7 +265,7 @@ def _named_floor(arm: dict[str, Any], directory: Path, regime: str) -> dict[str,
     backend = choose()
     geometry = resolve(model_path(arm["model"], directory), gpu=backend == "cuda").geometry
     plan = build_plan(geometry, arm["tokens"], Levers(), precision="f16" if backend == "cuda" else "f32")
-    ceilings = ceilings_for(backend, regime, plan=plan)
+    ceilings = ceilings_for(backend, regime, plan=plan, fresh=fresh)
     return {"there": True, "floor_ms": 2e3 * plan.macs / (ceilings.tflop_per_s * 1e12), "ceilings": asdict(ceilings)}
 
 

@@ -27,7 +27,7 @@ def bitwise(base: np.ndarray, other: np.ndarray, *, claimed: bool) -> Gate:
         return Gate(name=name, ok=True if claimed else None, value="identical", limit=limit,
                     detail="" if claimed else "not claimed by this lever, and identical all the same")  # fmt: skip
     count = int((np.asarray(base) != np.asarray(other)).sum())
-    detail = f"first differs at {list(where)}: {base[where]!r} and {other[where]!r}; {count} of {base.size} differ"
+    detail = f"first differs at {list(where)}: {float(base[where])!r} and {float(other[where])!r}; {count} of {base.size} differ"
     return Gate(name=name, ok=False if claimed else None, value=str(list(where)), limit=limit,
                 detail=detail if claimed else f"not claimed by this lever; {detail}")  # fmt: skip
 

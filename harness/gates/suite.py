@@ -33,6 +33,9 @@ class Opened(Protocol):
     def ask(self, do: str, timeout_s: float, **arguments: Any) -> dict[str, Any]:
         """Calls a method of its Session."""
 
+    def close(self) -> None:
+        """Ends it and frees what it held. Idempotent."""
+
 
 Launch = Callable[[ArmConfig], AbstractContextManager[Opened]]
 
@@ -110,7 +113,11 @@ class _Suite:
         answer = worker.ask(
             "logits", TIMEOUT_S, seed=schedule.gate_seed(self.seed, number), tokens=tokens, path=str(path)
         )
-        return np.load(path) if answer["there"] else None
+        if not answer["there"]:
+            return None
+        if tokens == self.base.tokens and number == 0:
+            worker.opened["described"] = answer["described"]  # kernels and algorithms are known after a forward
+        return np.load(path)
 
     def checked(self, worker: Opened, found: _Results) -> None:
         found.checked = self.logits(worker, self.limits.reference_tokens, 1)

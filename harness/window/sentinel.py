@@ -229,6 +229,10 @@ class Sentinel:
             "throttle": bits,
         }
 
+    def foreign_pids(self) -> list[int]:
+        """Compute processes on the GPU that are neither this process nor its descendants; [] where not seen."""
+        return self.gpu.foreign_pids(own_pids()) if self.gpu is not None else []
+
     def peak_memory_bytes(self) -> int | None:
         """Highest device memory in use by everyone since the last call; None without NVML."""
         if self.gpu is None:
