@@ -54,11 +54,19 @@ def _figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), dpi=150, layout="constrained", facecolor="white")
 
 
+def figure_format(path: Path) -> str:
+    """png, svg or pdf, by the path's suffix. Raises HarnessError for another one."""
+    suffix = path.suffix.lower().lstrip(".")
+    if suffix not in ("png", "svg", "pdf"):
+        raise HarnessError(
+            f"cannot draw {path}: {path.suffix or 'no suffix'} is no figure format here; use .png, .svg or .pdf."
+        )
+    return suffix
+
+
 def save(figure: Figure, path: Path) -> None:
     """Writes a figure whole or not at all, in the format of the path's suffix."""
-    suffix = path.suffix.lower().lstrip(".") or "png"
-    if suffix not in ("png", "svg", "pdf"):
-        raise HarnessError(f"cannot draw {path}: .{suffix} is no figure format here; use .png, .svg or .pdf.")
+    suffix = figure_format(path)
     buffer = io.BytesIO()
     figure.savefig(buffer, format=suffix, metadata={"Date": None} if suffix == "svg" else None)
     write_atomic(path, buffer.getvalue())

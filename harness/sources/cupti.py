@@ -14,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
@@ -192,7 +193,9 @@ class _Session:
         for kind in reversed(self.kinds):
             self._call("activity_disable", kind)
         dropped = ctypes.c_size_t(0)
-        self._call("activity_get_num_dropped_records", 0, 0, ctypes.addressof(dropped))
+        # Context 0 is the global queue. A CUPTI that cannot say is believed: the plan check sees a missing launch.
+        with suppress(HarnessError):
+            self._call("activity_get_num_dropped_records", 0, 0, ctypes.addressof(dropped))
         if dropped.value and exc[0] is None:
             raise HarnessError(
                 f"CUPTI dropped {dropped.value} records of the traced forward; free host memory or trace fewer tokens."
@@ -227,7 +230,7 @@ class _Session:
             elif kind == kernel:
                 self.records.activities.append(
                     Activity(
-                        "kernel", a.name, a.start, a.end, a.device_id, a.stream_id, a.correlation_id, a.graph_node_id,
+                        "kernel", a.name or "?", a.start, a.end, a.device_id, a.stream_id, a.correlation_id, a.graph_node_id,
                         f"{a.grid_x},{a.grid_y},{a.grid_z}", f"{a.block_x},{a.block_y},{a.block_z}",
                         a.registers_per_thread, a.static_shared_memory + a.dynamic_shared_memory,
                     )
@@ -249,16 +252,18 @@ class _Session:
     def _call(self, function: str, *arguments: Any) -> Any:
         try:
             return getattr(self.cupti, function)(*arguments)
-        except self.cupti.cuptiError as error:
-            status = getattr(error, "status", None)
-            try:
-                reason = self.cupti.Result(status).name
-            except (ValueError, TypeError):
-                reason = str(error)
+        except Exception as error:  # cuptiError, or the bindings' own where a library is missing
             raise HarnessError(
-                f"CUPTI refused {function} ({reason}); another profiler may hold the GPU, or the container forbids "
-                "profiling: run `harness doctor`, or trace with `harness decompose --source nsys`."
+                f"CUPTI refused {function} ({self._reason(error)}); another profiler may hold the GPU, or the container "
+                "forbids profiling: run `harness doctor`, or trace with `harness decompose --source nsys`."
             ) from None
+
+    def _reason(self, error: Exception) -> str:
+        """The status's name, such as ERROR_INSUFFICIENT_PRIVILEGES; else what the error says."""
+        try:
+            return str(self.cupti.Result(error.status).name)  # type: ignore[attr-defined]
+        except (AttributeError, ValueError, TypeError):
+            return str(error)
 
 
 _open: list[_Session] = []
