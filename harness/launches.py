@@ -54,18 +54,23 @@ def from_columns(**columns: object) -> pd.DataFrame:
     for name, dtype in COLUMNS.items():
         default = "-" if name == "weight_type" else _EMPTY[dtype]
         values = columns.pop(name, default)
-        series = (
-            pd.Series(values, index=range(size))
-            if not hasattr(values, "__len__") or isinstance(values, str)
-            else pd.Series(values)
-        )
+        if not hasattr(values, "__len__") or isinstance(values, str):
+            series = pd.Series(values, index=range(size), dtype=None if dtype == "category" else dtype)
+        else:
+            series = pd.Series(values)
         if dtype == "category":
             data[name] = pd.Categorical(series, categories=list(KINDS))
+        elif str(series.dtype) == dtype:
+            # As it came: a source may share one str among a million rows, which a conversion would copy for each.
+            data[name] = series.reset_index(drop=True)
         else:
             data[name] = series.reset_index(drop=True).astype(dtype)
     if columns:
         raise TypeError(f"no such launch-table columns: {', '.join(columns)}")
-    table = pd.DataFrame(data).sort_values(["start_ns", "end_ns"], kind="stable", ignore_index=True)
+    table = pd.DataFrame(data, copy=False)
+    start, end = table["start_ns"].to_numpy(), table["end_ns"].to_numpy()
+    if not ((start[1:] > start[:-1]) | ((start[1:] == start[:-1]) & (end[1:] >= end[:-1]))).all():
+        table = table.sort_values(["start_ns", "end_ns"], kind="stable", ignore_index=True)
     return check(table)
 
 

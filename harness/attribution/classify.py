@@ -119,6 +119,8 @@ def split_name(full: str) -> tuple[str, str]:
     >>> split_name("void ns::k<(int)1, f(int)::[lambda(int) (instance 1)]>(T1 *, int)")
     ('ns::k', '(int)1, f(int)::[lambda(int) (instance 1)]')
     """
+    if full.startswith("["):
+        return full, ""  # "[CUDA memcpy HtoD]": no kernel
     # The demanglers' spellings of an unnamed namespace hold brackets that are no template's or parameter list's.
     text = full.replace("(anonymous namespace)", "{unnamed}").replace("<unnamed>", "{unnamed}")
     if text.startswith("std::enable_if"):

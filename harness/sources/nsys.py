@@ -64,6 +64,7 @@ class Export:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
+        self._origin: int | None = None
         if not path.is_file():
             raise HarnessError(f"{path} is no file; give an nsys .sqlite export or .nsys-rep.")
         self.database = self._exported(path) if path.suffix in (".nsys-rep", ".qdstrm") else path
@@ -183,13 +184,14 @@ class Export:
 
     def origin(self) -> int:
         """Absolute ns of the first device activity: the zero of the launch table."""
-        starts = [
-            self.rows(f"SELECT min(start) FROM {table}")[0][0]
-            for table in ACTIVITIES
-            if "start" in self.columns.get(table, [])
-        ]
-        known = [int(s) for s in starts if s is not None]
-        return min(known) if known else 0
+        if self._origin is None:
+            starts = [
+                self.rows(f"SELECT min(start) FROM {table}")[0][0]
+                for table in ACTIVITIES
+                if "start" in self.columns.get(table, [])
+            ]
+            self._origin = min((int(s) for s in starts if s is not None), default=0)
+        return self._origin
 
     # Reading
 
@@ -202,7 +204,7 @@ class Export:
                 f"{self.path} holds no kernel, copy or graph; record it again with `nsys profile -t cuda,nvtx`."
             )
         joined = {key: np.concatenate([p[key] for p in parts]) for key in parts[0]}
-        zero = int(joined["start"].min())
+        zero = self._origin = int(joined["start"].min())
         order = np.lexsort((joined["end"], joined["start"]))
         if not np.array_equal(order, np.arange(len(order))):
             joined = {key: values[order] for key, values in joined.items()}
@@ -233,7 +235,8 @@ class Export:
             return f"ifnull({name}, {default})" if name in columns else default
 
         kind = ACTIVITIES[table]
-        # Packed where values are small by the hardware's own limits: fewer columns are a faster read.
+        # Packed where values are small by the hardware's or CUPTI's own limits: fewer columns are a faster read.
+        place = f"({column('deviceId', '0')} << 32) | {column('streamId', '0')}"
         shape = [
             f"({column('gridX', '0')} << 32) | ({column('gridY', '0')} << 16) | {column('gridZ', '0')}",
             f"({column('blockX', '0')} << 50) | ({column('blockY', '0')} << 39) | ({column('blockZ', '0')} << 31)"
@@ -250,7 +253,7 @@ class Export:
         remap = self._device_collisions()
         process = [column("globalPid")] if with_correlation or remap else []
         correlation = [column("correlationId")] if with_correlation else []
-        select = ["start", "end", column("deviceId", "0"), column("streamId", "0"), column("graphNodeId"), label]
+        select = ["start", "end", place, column("graphNodeId"), label]
         select += shape if kind == "kernel" else []
         select += size + process + correlation
         rows = read_integers(self.database, table, select)
@@ -258,7 +261,8 @@ class Export:
         if n == 0:
             return None
         values = iter(rows.T)
-        out = {key: next(values) for key in ("start", "end", "device", "stream", "node", "label")}
+        out = {key: next(values) for key in ("start", "end", "stream", "node", "label")}
+        out["device"], out["stream"] = out["stream"] >> 32, out["stream"] & 0xFFFFFFFF
         none = np.full(n, -1, np.int64)
         grid, threads = np.full(n, "", object), np.full(n, "", object)
         registers, smem = none, none
@@ -283,7 +287,7 @@ class Export:
 
     def _names(self, kind: str, ids: np.ndarray) -> np.ndarray:
         """Names of rows, each resolved once per distinct id."""
-        unique, inverse = np.unique(ids, return_inverse=True)
+        inverse, unique = pd.factorize(ids)
         if kind == "kernel":
             text: dict[int, str] = {}
             for chunk in np.array_split(unique, len(unique) // 500 + 1):
@@ -410,7 +414,7 @@ def _remapped(device: np.ndarray, process: np.ndarray, gpu: dict[tuple[int, int]
 
 def _decode(codes: np.ndarray, text: Callable[[int], str]) -> np.ndarray:
     """Strings of packed integers, made once per distinct value."""
-    unique, inverse = np.unique(codes, return_inverse=True)
+    inverse, unique = pd.factorize(codes)
     return np.array([text(int(u)) for u in unique], object)[inverse]
 
 
@@ -421,5 +425,6 @@ def _text(values: np.ndarray) -> pd.Series:
 
 def _nullable(values: np.ndarray, dtype: str) -> pd.Series:
     """An integer column where −1 is unknown."""
-    small = values.astype(dtype.lower())
-    return pd.Series(pd.arrays.IntegerArray(np.where(values < 0, 0, small).astype(dtype.lower()), values < 0))
+    unknown = values < 0
+    known = np.where(unknown, 0, values) if unknown.any() else values
+    return pd.Series(pd.arrays.IntegerArray(known.astype(dtype.lower()), unknown))
