@@ -12,8 +12,18 @@ import pandas as pd
 
 from harness.attribution import provenance, roofline
 from harness.attribution.decompose import Decomposition, decompose
-from harness.attribution.measure import DecomposeProtocol, Measurement, Regime, Report, describe_protocol, measure
+from harness.attribution.measure import (
+    DecomposeProtocol,
+    Measurement,
+    Regime,
+    Report,
+    TraceElsewhere,
+    TraceOne,
+    describe_protocol,
+    measure,
+)
 from harness.config import load_protocol
+from harness.errors import HarnessError
 from harness.window.rules import DROPPING_BITS, QuietWindow, disturbances
 from harness.window.sentinel import Sentinel, throttle_names
 
@@ -42,20 +52,24 @@ def decompose_prefill(
     runs: int | None = None,
     reference: Decomposition | Mapping[str, float] | None = None,
     with_ceilings: bool = True,
+    source: str = "auto",
     report: Report | None = None,
 ) -> Result:
     """Opens the model on a backend ("auto": CUDA where there is a GPU), measures it as the protocol says, attributes it.
 
+    source: host (CPU), cupti (CUDA, in process), nsys (CUDA, in a process of its own), auto for the first that fits.
     Raises HarnessError or EngineError: no such model, no GPU, a token count beyond the context.
     """
     from engine.models import resolve
     from engine.open import choose, open_engine
 
     chosen = choose(backend)
+    regime = regime or protocol.regime
+    tracer = _tracer(source, chosen, model, levers, regime, protocol)
     loaded = resolve(model, gpu=chosen == "cuda", progress=report)
     with open_engine(loaded, levers, backend=chosen, progress=report) as engine:
         return decompose_engine(
-            engine, loaded, tokens, protocol,
+            engine, loaded, tokens, protocol, tracer=tracer,
             regime=regime, runs=runs, reference=reference, with_ceilings=with_ceilings, report=report,
         )  # fmt: skip
 
@@ -66,13 +80,14 @@ def decompose_engine(
     tokens: int,
     protocol: DecomposeProtocol,
     *,
+    tracer: TraceOne | TraceElsewhere | None = None,
     regime: Regime | None = None,
     runs: int | None = None,
     reference: Decomposition | Mapping[str, float] | None = None,
     with_ceilings: bool = True,
     report: Report | None = None,
 ) -> Result:
-    """The same on an open engine; `model` is what it was opened with."""
+    """The same on an open engine; `model` is what it was opened with. A tracer of another process closes the engine."""
     regime = regime or protocol.regime
     part = protocol.of(engine.name)
     plan = engine.plan(tokens)  # too many tokens are an error before anything is measured
@@ -80,19 +95,13 @@ def decompose_engine(
     if with_ceilings:
         ceilings = roofline.ceilings_for(engine.name, regime, plan=plan, threads=_threads(engine), report=report)
 
-    if engine.name == "cuda":
-        from harness.sources.cupti import trace_prefill
-    else:
-        from harness.sources.host import trace_prefill
+    tracer = tracer or _tracer("auto", engine.name, None, None, regime, protocol)
     with _Watch(gpu=engine.name == "cuda", required=part.window == "required") as watch:
-        measured = measure(
-            engine, tokens, protocol, trace=trace_prefill, regime=regime, runs=runs, report=report,
-        )  # fmt: skip
+        measured = measure(engine, tokens, protocol, trace=tracer, regime=regime, runs=runs, report=report)
     state = watch.gpu
     facts = _provenance(
-        engine, model, state, measured, describe_protocol(protocol, regime, len(measured.walls_ns), engine.name)
+        engine.name, model, state, measured, describe_protocol(protocol, regime, len(measured.walls_ns), engine.name)
     )
-    described = engine.describe()
 
     def attribute() -> Decomposition:
         return decompose(
@@ -108,9 +117,9 @@ def decompose_engine(
             provenance=facts,
             model=model.name,
             source=measured.trace.source,
-            device=str(state.get("gpu") or described.get("device") or engine.name),
+            device=str(state.get("gpu") or measured.facts["engine"].get("device") or engine.name),
             regime=regime,
-            notes=[*([model.note] if getattr(model, "note", "") else []), *measured.notes],
+            notes=[*([model.note] if getattr(model, "note", "") else []), *measured.trace.notes],
             more_checks=[measured.results],
         )
 
@@ -132,12 +141,43 @@ def _threads(engine: Engine) -> int:
     return levers.cpu_threads if levers is not None and engine.name == "cpu" else 0
 
 
+def _tracer(
+    source: str, backend: str, model: str | None, levers: Levers | None, regime: Regime, protocol: DecomposeProtocol
+) -> TraceOne | TraceElsewhere:
+    """The source that traces a backend. Raises HarnessError where they do not go together."""
+    if source == "auto":
+        source = "cupti" if backend == "cuda" else "host"
+    if source == "host" and backend == "cpu":
+        from harness.sources import host
+
+        return host.trace_prefill
+    if source == "cupti" and backend == "cuda":
+        from harness.sources import cupti
+
+        return cupti.trace_prefill
+    if source == "nsys" and backend == "cuda":
+        if regime != "burst" or levers is None:
+            raise HarnessError("source 'nsys' traces the burst regime; use --regime burst, or --source cupti.")
+        from harness.sources.nsys_driver import find_nsys
+        from harness.sources.nsys_prefill import trace_passes
+
+        find_nsys()  # before anything is measured
+        wanted = levers
+        return TraceElsewhere(
+            lambda plan, passes, seed: trace_passes(
+                model, wanted, plan, passes=passes, idle_s=protocol.idle_s, seed=seed
+            )
+        )
+    fits = "host" if backend == "cpu" else "cupti or nsys"
+    raise HarnessError(f"source {source!r} cannot trace the {backend} backend; use --source {fits}.")
+
+
 def _provenance(
-    engine: Engine, model: Any, state: Mapping[str, Any], measured: Measurement, protocol: dict[str, Any]
+    backend: str, model: Any, state: Mapping[str, Any], measured: Measurement, protocol: dict[str, Any]
 ) -> dict[str, Any]:
-    described = {k: v for k, v in engine.describe().items() if v not in ({}, [], "", None)}
-    facts: dict[str, Any] = {"backend": engine.name}
-    if engine.name == "cpu":
+    described = {k: v for k, v in measured.facts["engine"].items() if v not in ({}, [], "", None)}
+    facts: dict[str, Any] = {"backend": backend}
+    if backend == "cpu":
         facts |= {"cpu": described.get("device"), "threads": described.get("threads")}
     facts |= state
     facts |= {
@@ -147,7 +187,7 @@ def _provenance(
         "source": measured.trace.source,
         "protocol": protocol,
         "token_seed": measured.seed,
-        "device_memory_bytes": engine.device_memory_bytes(),
+        "device_memory_bytes": measured.facts["device_memory_bytes"],
         "engine": described,
     }
     return facts
@@ -158,7 +198,8 @@ class _Watch:
 
     def __init__(self, *, gpu: bool, required: bool) -> None:
         self.required = required
-        self.sentinel = Sentinel(0 if gpu else None)
+        # Ten samples a second: more would take host time from the launches that are timed.
+        self.sentinel = Sentinel(0 if gpu else None, interval_s=0.1)
         self.rules = load_protocol("quiet-window", QuietWindow)
         self.disturbed: list[str] = []
         self.gpu: dict[str, Any] = {}

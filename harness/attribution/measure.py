@@ -10,7 +10,7 @@ import hashlib
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,9 +24,19 @@ from harness.sources.trace import Trace
 
 if TYPE_CHECKING:
     from engine.backend import Engine
+    from engine.plan import Plan
 
 Regime = Literal["burst", "sustained"]
 Report = Callable[[str, int, int], None]
+TraceOne = Callable[["Engine", np.ndarray], Trace]
+"""(engine, int32 [T]) → one traced prefill in this process."""
+
+
+@dataclass(frozen=True)
+class TraceElsewhere:
+    """Traced passes in another process: run(plan, passes, seed) → one Trace per pass."""
+
+    run: Callable[[Plan, int, int], list[Trace]]
 
 
 class BackendProtocol(Strict):
@@ -65,7 +75,8 @@ class Measurement:
     table: int
     results: Check
     seed: int
-    notes: list[str] = field(default_factory=list)
+    facts: dict[str, Any]
+    """The engine's memory and own description, once it had run."""
 
     @property
     def trace(self) -> Trace:
@@ -78,6 +89,7 @@ class _Forwards:
 
     def __init__(self, engine: Engine, tokens: int, protocol: DecomposeProtocol, regime: Regime, seed: int) -> None:
         self.engine, self.tokens, self.protocol, self.regime = engine, tokens, protocol, regime
+        self.seed = seed
         self.vocab = engine.plan(tokens).geometry.vocab
         self.rng = np.random.default_rng(seed)
         self.hashes: list[str] = []
@@ -131,22 +143,22 @@ def measure(
     tokens: int,
     protocol: DecomposeProtocol,
     *,
-    trace: Callable[[Engine, np.ndarray], Trace],
+    trace: TraceOne | TraceElsewhere,
     regime: Regime | None = None,
     runs: int | None = None,
     report: Report | None = None,
 ) -> Measurement:
     """Warm-up, untraced walls, then traced passes, as the protocol says.
 
-    trace: the source's `trace_prefill`. A traced pass with outlier launches, or whose wall lies outside what the untraced
-    ones allow, stays in `passes`, and another pass is made (at most `extra_passes` more); the table is the one of median
-    wall among the clean passes, or among all where none is clean.
+    trace: the source's `trace_prefill`; a pass with outlier launches, or whose wall lies outside what the untraced ones
+    allow, stays in `passes`, and another pass is made (at most `extra_passes` more). Or a `TraceElsewhere`, for which this
+    engine is closed first: both would hold the weights. The table is the pass of median wall among the clean ones, or
+    among all where none is clean.
     """
     regime = regime or protocol.regime
     part = protocol.of(engine.name)
     runs = runs or part.runs
-    seed = secrets.randbits(32)
-    forwards = _Forwards(engine, tokens, protocol, regime, seed)
+    forwards = _Forwards(engine, tokens, protocol, regime, secrets.randbits(32))
     plan = engine.plan(tokens)
     for i in range(protocol.warmup):
         _tell(report, "warming up", i, protocol.warmup)
@@ -158,34 +170,43 @@ def measure(
         _tell(report, "timing forwards", i, runs)
         walls.append(forwards.timed())
     _tell(report, "timing forwards", runs, runs)
+    facts = {"device_memory_bytes": engine.device_memory_bytes(), "engine": engine.describe()}
 
     traces: list[Trace] = []
     passes: list[Pass] = []
-    if engine.name == "cuda":
-        trace(engine, forwards.ids())  # a tracer's first pass allocates its buffers
-    forwards.load()
-    wanted, limit = part.passes, part.passes + protocol.extra_passes
-    while len(traces) < wanted:
-        _tell(report, "tracing forwards", len(traces), wanted)
-        ids = forwards.ids()
-        forwards.settle()
-        traced = trace(engine, ids)
-        outliers = find_outliers(traced.launches, plan)
-        traces.append(traced)
-        passes.append(
-            Pass(
-                wall_ms=traced.wall_ns / 1e6,
-                busy_ms=union_ns(traced.launches["start_ns"], traced.launches["end_ns"]) / 1e6,
-                launches=len(traced.launches),
-                outliers=outliers[:10],
-            )
-        )
-        if wanted < limit and not _clean(passes[-1], walls):
-            wanted += 1
-    _tell(report, "tracing forwards", wanted, wanted)
+    if isinstance(trace, TraceElsewhere):
+        _tell(report, "tracing in a process of its own", 0, 1)
+        engine.close()
+        for traced in trace.run(plan, part.passes, forwards.seed):
+            traces.append(traced)
+            passes.append(_pass(traced, plan))
+        _tell(report, "tracing in a process of its own", 1, 1)
+    else:
+        if engine.name == "cuda":
+            trace(engine, forwards.ids())  # a tracer's first pass allocates its buffers
+        forwards.load()
+        wanted, limit = part.passes, part.passes + protocol.extra_passes
+        while len(traces) < wanted:
+            _tell(report, "tracing forwards", len(traces), wanted)
+            ids = forwards.ids()
+            forwards.settle()
+            traces.append(trace(engine, ids))
+            passes.append(_pass(traces[-1], plan))
+            if wanted < limit and not _clean(passes[-1], walls):
+                wanted += 1
+        _tell(report, "tracing forwards", wanted, wanted)
     table = _median_index(passes, walls)
     passes[table].table = True
-    return Measurement(walls, traces, passes, table, forwards.check(), seed, list(traces[table].notes))
+    return Measurement(walls, traces, passes, table, forwards.check(), forwards.seed, facts)
+
+
+def _pass(traced: Trace, plan: Plan) -> Pass:
+    return Pass(
+        wall_ms=traced.wall_ns / 1e6,
+        busy_ms=union_ns(traced.launches["start_ns"], traced.launches["end_ns"]) / 1e6,
+        launches=len(traced.launches),
+        outliers=find_outliers(traced.launches, plan)[:10],
+    )
 
 
 def _clean(traced: Pass, walls_ns: list[int]) -> bool:

@@ -127,6 +127,7 @@ def _measured(options: dict[str, Any]) -> tuple[Decomposition, pd.DataFrame]:
         "runs": options["runs"],
         "reference": _reference(options["reference"]),
         "with_ceilings": options["ceilings"],
+        "source": options["source"],
     }
     with Reporter() as report:
         result = decompose_prefill(**arguments, report=report)
