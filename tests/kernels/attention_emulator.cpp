@@ -165,6 +165,7 @@ static u32 pack_f16(float low, float high) { return to_half(low) | (u32)to_half(
 static float f16_low(u32 pair) { return to_float(pair & 0xffff); }
 static float f16_high(u32 pair) { return to_float(pair >> 16); }
 static float exp2_fast(float x) { return exp2f(x); }
+static float reciprocal_fast(float x) { return 1 / x; }
 
 struct LdMatrix { u32* r; u32 address; };
 template <bool TRANS>
@@ -262,9 +263,9 @@ static void wgmma_commit() {
   meet_group(nullptr, [&](void**) { q.groups.push_back(std::move(q.open)); q.open.clear(); });
 }
 template <int PENDING>
-static void wgmma_wait() {
+static void wgmma_wait() {  // each warp waits by itself; the first one to do so makes it happen
   auto& groups = wgmma_queues[threadIdx.x / 128].groups;
-  meet_group(nullptr, [&](void**) { for (; groups.size() > PENDING; groups.pop_front()) for (auto& w : groups.front()) execute(w); });
+  meet_warp(nullptr, [&](void**) { for (; groups.size() > PENDING; groups.pop_front()) for (auto& w : groups.front()) execute(w); });
 }
 static void wgmma_fence() {}
 template <int N> static void wgmma_fence_operand(float (&)[N][4]) {}

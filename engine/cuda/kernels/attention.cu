@@ -146,7 +146,7 @@ __device__ __forceinline__ void stage_output(u32 q_tile, int row, const float (&
     float total = sum[r];
     total += __shfl_xor_sync(0xffffffffu, total, 1);
     total += __shfl_xor_sync(0xffffffffu, total, 2);
-    const float inverse = 1.f / total;
+    const float inverse = reciprocal_fast(total);  // the largest score alone adds 1 to it
 #pragma unroll
     for (int i = 0; i < N; ++i)
       store_shared_32(q_tile + tile_offset<Q_ROWS>(row + 8 * r + lane / 4, i) + lane % 4 * 4,

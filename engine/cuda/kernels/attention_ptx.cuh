@@ -70,6 +70,11 @@ __device__ __forceinline__ float exp2_fast(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
   return r;
 }
+__device__ __forceinline__ float reciprocal_fast(float x) {
+  float r;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+  return r;
+}
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 // ---- wgmma: a group of four warps multiplies from shared memory. Registers that an unfinished wgmma reads or writes
