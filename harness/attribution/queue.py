@@ -102,12 +102,19 @@ def wall_gain(wall_ms: float, saved_ms: float) -> float:
     return wall_ms / (wall_ms - saved_ms) - 1
 
 
+def priced_wall(table: Decomposition) -> float:
+    """The wall in ms that savings are taken from: the untraced one, unless tracing slowed the work itself (as it does on
+    a CPU), so that the classes only fit into the traced one."""
+    return table.wall_ms if table.wall_ms >= table.busy_ms else table.traced_wall_ms
+
+
 def build_queue(table: Decomposition, bars: dict[str, float]) -> Queue:
     """Ranks the classes by budget; classes without any figure to judge by come last, by time."""
     candidates = []
+    wall = priced_wall(table)
     for row in table.classes:
         budget, note = row_budget(row.sum_ms, row.ratio, row.sol)
-        gain = wall_gain(table.wall_ms, budget) if budget is not None else None
+        gain = wall_gain(wall, budget) if budget is not None else None
         clears = {name: gain is not None and gain >= bar for name, bar in bars.items()}
         candidates.append(
             Candidate(row.cls, row.weight_type, row.sum_ms, row.share, row.ratio, row.sol, budget, gain, clears, note)
@@ -115,12 +122,16 @@ def build_queue(table: Decomposition, bars: dict[str, float]) -> Queue:
     candidates.sort(key=lambda c: (c.budget_ms is None, -(c.budget_ms or 0.0), -c.ms))
     gap = table.gap_ms
     warnings = shape_warnings(table)
+    if wall != table.wall_ms:
+        warnings.append(
+            f"tracing slowed the work (busy {table.busy_ms:.2f} ms, untraced wall {table.wall_ms:.2f} ms): priced against the traced wall."
+        )
     if gap > 0.05 * table.traced_wall_ms:
         warnings.append(
             f"the device waits for {gap:.2f} ms of {table.traced_wall_ms:.2f} ms: launch overhead and the host are worth more "
             "than the table's classes say."
         )
-    return Queue(table, table.wall_ms, bars, candidates, warnings=warnings)
+    return Queue(table, wall, bars, candidates, warnings=warnings)
 
 
 def row_budget(ms: float, ratio: float | None, sol: float | None) -> tuple[float | None, str]:
@@ -153,12 +164,13 @@ def price(table: Decomposition, claim: str, bars: dict[str, float]) -> Claim:
         raise HarnessError(f"the table has no class {name.strip()!r}; it has {known}.")
     ms = sum(r.sum_ms for r in rows)
     saved = ms * (1 - 1 / speed_up)
-    gain = wall_gain(table.wall_ms, saved)
+    wall = priced_wall(table)
+    gain = wall_gain(wall, saved)
     floors = [r.floor_ms if r.floor_ms is not None else r.sol * r.sum_ms if r.sol is not None else None for r in rows]
     floor = sum(f for f in floors if f is not None) if None not in floors else 0.0
     return Claim(
         name.strip(), speed_up, ms, saved, gain, {n: gain >= b for n, b in bars.items()},
-        {n: needed_speed_up(table.wall_ms, ms, b) for n, b in bars.items()}, ms / speed_up < floor,
+        {n: needed_speed_up(wall, ms, b) for n, b in bars.items()}, ms / speed_up < floor,
     )  # fmt: skip
 
 

@@ -8,7 +8,12 @@ from harness.errors import Exit
 
 
 @click.command()
-@click.option("--figures/--no-figures", default=True, show_default=True, help="Draw the PNGs again.")
+@click.option(
+    "--figures/--no-figures",
+    default=True,
+    show_default=True,
+    help="Draw every PNG again, or only those that are missing.",
+)
 @click.option("--json", "json_path", metavar="PATH", help='Write the list of files as JSON; "-" is stdout.')
 def command(figures: bool, json_path: str | None) -> int:
     """Rebuild reports/ from its JSON: every round's README and figures, INDEX.md and campaign.png.

@@ -271,7 +271,7 @@ def close(
         )
     record.status = "closed"
     save_record(path, record)
-    render_round(path, take_edits=False)
+    render_round(path, figures=keep_below_bar is not None, take_edits=False)
     _tell(path, None)
     return Exit.DONE
 
@@ -285,12 +285,13 @@ def correct(number: str, by: str | None, why: str) -> int:
 
     Without --by, a new round is made from the old one's samples by the rule as it stands.
     """
-    from harness.report.rounds import render_round
+    from harness.report.rounds import render_index, render_round
     from harness.rounds.make import correct_by, recompute
 
     old, new_path = correct_by(number, by, why) if by else recompute(number, why)
-    render_round(old, index=False)
-    render_round(new_path)
+    render_round(old, figures=False, index=False)
+    render_round(new_path, figures=False)
+    render_index(new_path.parent.parent)
     _tell(new_path, None)
     return Exit.DONE
 
@@ -314,7 +315,7 @@ def promote(number: str, base: Path) -> int:
     record = load_record(path)
     changes = rewrite(record, base)
     save_record(path, record)
-    render_round(path)
+    render_round(path, figures=False)
     click.echo(f"{base}: " + ("; ".join(changes) or "already so"))
     click.echo("Tables of the old base have expired; `harness round new --meas-only` draws the next.")
     return Exit.DONE

@@ -31,8 +31,9 @@ def _helps(
     command: click.Command, path: str, depth: int, parent: click.Context | None = None
 ) -> Iterator[tuple[int, str, str]]:
     """(heading depth, command path, help text) of a command and all below it, in the order that the group lists them."""
-    context = click.Context(
-        command, info_name=path.split()[-1], parent=parent, terminal_width=WIDTH, max_content_width=WIDTH
+    # As the command line makes it: click keeps the first help option that it builds, so -h must be known here too.
+    context = command.make_context(
+        path.split()[-1], [], parent, resilient_parsing=True, terminal_width=WIDTH, max_content_width=WIDTH
     )
     yield depth, path, "\n".join(line.rstrip() for line in command.get_help(context).rstrip().split("\n"))
     if isinstance(command, click.Group):

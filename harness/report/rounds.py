@@ -17,6 +17,8 @@ from harness.attribution.diff import Diff, diff, side_of_decomposition
 from harness.errors import HarnessError
 from harness.files import write_atomic
 from harness.report import round_figures as draw
+from harness.report.decomposition import columns_of
+from harness.report.figures import decomposition_figure
 from harness.report.words import gain_of, gigabytes, headline, markdown_table, ms, percent, span
 from harness.rounds.edits import absorb, conditions_text, region
 from harness.rounds.record import RoundRecord, Sample
@@ -34,7 +36,10 @@ def _templates() -> Environment:
 
 
 def rebuild(reports: Path | None = None, *, figures: bool = True) -> list[Path]:
-    """Renders every round and the index again. Returns the files that hold the pages."""
+    """Renders every round and the index again; without `figures`, only those figures that are missing.
+
+    Returns the files that hold the pages.
+    """
     reports = reports or reports_dir()
     paths = round_dirs(reports / "rounds")
     pages = [render_round(path, figures=figures, index=False) for path in paths]
@@ -44,13 +49,14 @@ def rebuild(reports: Path | None = None, *, figures: bool = True) -> list[Path]:
 def render_round(path: Path, *, figures: bool = True, index: bool = True, take_edits: bool = True) -> Path:
     """Writes one round's README.md and figures; then, with `index`, the index and the neighbours' links.
 
+    Without `figures` only those that are missing are drawn.
     Text that a person edited in the README goes into record.json first, unless `take_edits` is off.
     """
     record = load_record(path)
     if take_edits and absorb(record, path / README):
         save_record(path, record)
     page = _Page(path, record, [load_record(p) for p in round_dirs(path.parent)])
-    text = _templates().get_template("round.md.j2").render(page.context(draw_figures=figures))
+    text = _templates().get_template("round.md.j2").render(page.context(redraw=figures))
     write_atomic(path / README, _tidy(text))
     if index:
         for neighbour in (page.previous, page.next):
@@ -106,12 +112,11 @@ class _Page:
     def next(self) -> RoundRecord | None:
         return min((o for o in self.everyone if o.round > self.r.round), key=lambda o: o.round, default=None)
 
-    def context(self, *, draw_figures: bool) -> dict[str, Any]:
+    def context(self, *, redraw: bool) -> dict[str, Any]:
         samples = read_samples(self.path)
         bridge = self.bridge()
         timed = [s for s in samples if s.pair > 0]
-        if draw_figures:
-            self.draw(timed, bridge)
+        self.draw(timed, bridge, redraw)
         table = self.attached(TABLE)
         return {
             "r": self.r,
@@ -132,7 +137,11 @@ class _Page:
             "gates_table": self.gates_table(),
             "anchor": self.anchor(),
             "window": self.window(),
-            "figures": {"pairs": bool(timed), "basket": self.r.basket is not None},
+            "figures": {
+                "pairs": bool(timed),
+                "basket": self.r.basket is not None,
+                "decomposition": self.r.kind == "MEAS-ONLY" and table is not None,
+            },
             "walls_table": self.walls_table(),
             "basket_table": self.basket_table(),
             "bridge_table": bridge_table(bridge) if bridge else "",
@@ -154,9 +163,13 @@ class _Page:
         # Both tables come from one round, and so from one window.
         return diff(side_of_decomposition(before, "A"), side_of_decomposition(after, "B"), across_windows=True)
 
-    def draw(self, samples: list[Sample], bridge: Diff | None) -> None:
+    def draw(self, samples: list[Sample], bridge: Diff | None, redraw: bool) -> None:
         r = self.r
-        if samples:
+
+        def due(name: str) -> bool:
+            return redraw or not (self.path / name).is_file()
+
+        if samples and (due("pairs.png") or due("walls.png")):
             decide, confirm, band, starts = pair_points(r, samples)
             draw.plot_pairs(
                 self.path / "pairs.png", decide=decide, confirm=confirm, band=band, bar=r.bar, estimate=r.estimate, confirmed=r.confirmed,
@@ -173,9 +186,12 @@ class _Page:
                 for a in letters
             ]
             draw.plot_walls(self.path / "walls.png", arms, title=f"Every forward of both arms, {r.regime}")
-        if bridge is not None:
+        if bridge is not None and due("bridge.png"):
             draw.plot_bridge(self.path / "bridge.png", bridge)
-        if r.basket is not None:
+        table = self.attached(TABLE)
+        if table is not None and r.kind == "MEAS-ONLY" and due("decomposition.png"):
+            decomposition_figure(table, self.path / "decomposition.png")
+        if r.basket is not None and due("basket.png"):
             names = [r.arms[a].name if a in r.arms else a for a in "CD"]
             draw.plot_basket(
                 self.path / "basket.png", r.basket, bar=r.bar, names=names, title="Two levers, alone and together"
@@ -406,14 +422,9 @@ def _bridge_sentence(found: Diff) -> str:
 
 def class_table(table: Decomposition) -> str:
     """A decomposition as Markdown: rows, the whole, and the checks that failed."""
-    rows = []
-    for c in table.classes:
-        name = c.cls if c.weight_type in ("", "-") else f"{c.cls} {c.weight_type}"
-        rows.append([
-            name, str(c.launches), ms(c.sum_ms), f"{c.share:.1%}", "–" if c.gmac is None else f"{c.gmac:.1f}", ms(c.us_per_gmac),
-            "–" if c.sol is None else f"{c.sol:.0%} {c.bound or ''}".strip(), "–" if c.ratio is None else f"{c.ratio:.2f}×", ms(c.budget_ms),
-        ])  # fmt: skip
-    text = markdown_table(["class<", "launches", "ms", "share", "GMAC", "µs/GMAC", "SOL", "ratio", "budget, ms"], rows)
+    columns = [c for c in columns_of(table) if c.header]
+    rows = [[c.text(row) or "–" for c in columns] for row in table.classes]
+    text = markdown_table([c.header + "<" * c.left for c in columns], rows)
     rate = f", {table.tok_per_s:,.0f} tok/s" if table.tok_per_s else ""
     text += (
         f"\n\nWall {ms(table.wall_ms)} ms{rate}; traced {ms(table.traced_wall_ms)} ms = busy {ms(table.busy_ms)} + gap {ms(table.gap_ms)} ms "
@@ -435,7 +446,20 @@ def _figure(value: float | str | None) -> str:
 
 
 def _code(value: Any) -> str:
-    return "–" if value is None else f"`{value}`" if not isinstance(value, str) or value else ""
+    """A value of a config or of provenance: in code marks; a mapping as key=value pairs."""
+    if value is None or value == "":
+        return "" if value == "" else "–"
+    if isinstance(value, dict):
+        return ", ".join(f"{k}={_plain(v)}" for k, v in value.items())
+    return f"`{_plain(value)}`"
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, dict):
+        return "(" + ", ".join(f"{k}={_plain(v)}" for k, v in value.items()) + ")"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(_plain, value))
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 # --- the index ---------------------------------------------------------------------------------------------------------
@@ -446,7 +470,7 @@ def render_index(reports: Path, *, figures: bool = True) -> list[Path]:
     paths = round_dirs(reports / "rounds")
     records = [load_record(p) for p in paths]
     walls, references = campaign(records, {r.round: p for r, p in zip(records, paths, strict=True)})
-    if figures and walls:
+    if walls and (figures or not (reports / "campaign.png").is_file()):
         draw.plot_campaign(reports / "campaign.png", walls=walls, references=references)
     text = _templates().get_template("index.md.j2").render(
         summary=_summary(records), figure=bool(walls), table=_index_table(records, paths), retries=_retries(records, reports),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from harness.ab.verdict import conclude, outcome
 from harness.attribution.decomposition import Decomposition
-from harness.attribution.queue import wall_gain
+from harness.attribution.queue import priced_wall, wall_gain
 from harness.errors import HarnessError
 from harness.report.words import ms, percent
 from harness.rounds.record import Analysis, Evidence, Frozen, Regime, RoundRecord, Sample
@@ -80,17 +80,18 @@ def analysis_negative(
         sol = min(1.0, sum(f for f in floors if f is not None) / class_ms)
     elif claimed <= 1:
         raise HarnessError(f"a claim of {claimed:g}× is no speed-up; give a factor above 1.")
+    wall = priced_wall(table)
     left = sol if sol is not None else 1 / claimed  # type: ignore[operator]
     saved = class_ms * (1 - left)
-    gain = wall_gain(table.wall_ms, saved)
+    gain = wall_gain(wall, saved)
     if gain >= bar:
         raise HarnessError(
             f"{cls} could give {percent(gain)} of the wall, which reaches the bar of {percent(bar, 1)}: arithmetic alone decides nothing, run `harness ab`."
         )
     reach = f"at {sol:.1%} of its roofline" if sol is not None else f"claimed to become {claimed:g}× faster"
     arithmetic = (
-        f"{cls} takes {ms(class_ms, 3)} ms of a {ms(table.wall_ms, 3)} ms wall, {reach}. The most that it can give back is "
-        f"{ms(class_ms, 3)} × (1 − {left:.4f}) = {ms(saved, 3)} ms, and {ms(table.wall_ms, 3)} / ({ms(table.wall_ms, 3)} − {ms(saved, 3)}) − 1 = "
+        f"{cls} takes {ms(class_ms, 3)} ms of a {ms(wall, 3)} ms wall, {reach}. The most that it can give back is "
+        f"{ms(class_ms, 3)} × (1 − {left:.4f}) = {ms(saved, 3)} ms, and {ms(wall, 3)} / ({ms(wall, 3)} − {ms(saved, 3)}) − 1 = "
         f"{percent(gain)} of the wall, below the bar of {percent(bar, 1)}."
     )
     number, path = new_round_dir(title)
@@ -100,7 +101,7 @@ def analysis_negative(
     record.analysis = Analysis(
         **{"class": cls},
         class_ms=class_ms,
-        wall_ms=table.wall_ms,
+        wall_ms=wall,
         sol=sol,
         claimed=claimed,
         best_gain=gain,

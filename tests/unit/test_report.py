@@ -1,0 +1,196 @@
+"""Pages: what a round's README says, and that rebuilding changes nothing."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.report.cli_docs import PAGE, page
+from harness.report.rounds import campaign, pair_points, rebuild
+from harness.rounds import make
+from harness.rounds.record import Basket, Effect, Mechanism
+from harness.rounds.store import load_record, read_samples, round_dirs, save_record
+
+ROUNDS = Path("reports/rounds")
+BEFORE = {"gate_up/q4_K": 33.0, "down/q4_K": 17.0, "attention": 9.5, "swiglu": 3.0}
+AFTER = {"gate_up/q4_K": 31.0, "down/q4_K": 17.0, "attention": 9.5, "swiglu": 3.4}
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory, a_round: Callable, a_table: Callable) -> Path:
+    """A table, a landing with tables of both arms, and a lever that did nothing."""
+    folder = tmp_path_factory.mktemp("campaign")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        make.measured_round(a_table(BEFORE, ratio={"attention": 2.6}), "First table")
+        mechanism = Mechanism(
+            before_ms=[33.0, 33.1, 33.0], after_ms=[31.0, 31.0, 31.1], estimate=0.065, found="positive"
+        )
+        a_round(
+            ROUNDS, "concat", gain=0.026, drop=(2,), before=a_table(BEFORE), after=a_table(AFTER), vs_reference={"llama.cpp": 2.4},
+            mechanism=mechanism, background="The widest GEMM leads the table.",
+        )  # fmt: skip
+        a_round(
+            ROUNDS, "nothing", gain=0.0, wall=58.5, retry_conditions=["attention.share > 0.10", "gate_up.share > 0.99"]
+        )
+        rebuild()
+    return folder
+
+
+@pytest.fixture
+def three_rounds(in_tmp: Path, built: Path) -> Path:
+    """Those rounds and their pages, to be changed at will."""
+    shutil.copytree(built, in_tmp, dirs_exist_ok=True)
+    return in_tmp
+
+
+def test_a_page_holds_the_whole_round(three_rounds: Path) -> None:
+    text = (ROUNDS / "0002-concat" / "README.md").read_text()
+    headings = re.findall(r"^## (.*)$", text, re.M)
+    assert headings == [
+        "Background",
+        "Principle and prediction",
+        "The change",
+        "Verification",
+        "Results",
+        "Lessons and retry conditions",
+        "Provenance",
+    ]
+    for part in (
+        "**LANDED: ", "against a bar of +1.5%", "device memory 9.80 GB → 9.90 GB",  # the result line
+        "The last table, of [round 0001](../0001-first-table/README.md)", "The widest GEMM leads the table.",
+        "Predicted, before the first pair: +2.00%", "| `levers.concat` | `off` | `on` |", "| gate_up | gate_up | added | 28 |",
+        "| parity | passed |", "| greedy | not applicable |", "1 dropped for telemetry", "could not see",
+        "(pairs.png)", "(walls.png)", "(bridge.png)", "| gate_up | 33.00 | 31.00 | -2.00 | direct gain |", "| swiglu | 3.00 | 3.40 | +0.40 | hidden tax |",
+        "net -1.60 ms", "predicted +2.00%, the wall gave", "the changed ops went from 33.00 to 31.00 ms", "harness round verify 0002",
+        "[← 0001](../0001-first-table/README.md)", "[0003 →](../0003-nothing/README.md)",
+    ):  # fmt: skip
+        assert part in text, part
+    for image in re.findall(r"\((\w+\.png)\)", text):
+        assert (ROUNDS / "0002-concat" / image).read_bytes().startswith(b"\x89PNG")
+    assert not re.search(r"[^\n|]\n\|[^\n]*\|\n\|[:-]", text), "a table needs a blank line before it"
+    assert "\n\n\n" not in text and "None" not in text
+
+
+def test_every_link_of_every_page_leads_somewhere(three_rounds: Path) -> None:
+    pages = [Path("reports/INDEX.md"), *ROUNDS.glob("*/README.md")]
+    assert len(pages) == 4
+    for file in pages:
+        for target in re.findall(r"\]\(([^)#]+)\)", file.read_text()):
+            assert (file.parent / target).is_file(), f"{file}: {target}"
+
+
+def test_rebuilding_changes_no_byte(three_rounds: Path) -> None:
+    def everything() -> dict[Path, bytes]:
+        return {p: p.read_bytes() for p in sorted(Path("reports").rglob("*")) if p.is_file()}
+
+    first = everything()
+    rebuild()
+    assert everything() == first
+
+
+def test_pages_come_back_from_the_json_alone(three_rounds: Path, harness: Callable) -> None:
+    kept = {p: p.read_bytes() for p in Path("reports").rglob("*") if p.suffix in (".md", ".png")}
+    for p in kept:
+        p.unlink()
+    status, out, _ = harness("report")
+    assert status == 0 and "3 rounds rebuilt" in out
+    assert {p: p.read_bytes() for p in Path("reports").rglob("*") if p.suffix in (".md", ".png")} == kept
+
+
+def test_what_a_person_wrote_survives_and_reaches_the_record(three_rounds: Path) -> None:
+    file = ROUNDS / "0003-nothing" / "README.md"
+    text = file.read_text()
+    hint = re.search(r"<!-- edit:lessons \w+ -->\n(.*)\n", text)
+    assert hint is not None
+    mine = "Two lines,\n  * with | odd `marks`\n\n\nand a gap."
+    file.write_text(text.replace(hint[1], mine))
+    rebuild(figures=False)
+    assert mine in file.read_text()
+    assert load_record(ROUNDS / "0003-nothing").lessons == mine
+    again = file.read_bytes()
+    rebuild(figures=False)
+    assert file.read_bytes() == again
+
+
+def test_the_index_counts_links_and_tells_what_is_worth_another_look(three_rounds: Path) -> None:
+    text = Path("reports/INDEX.md").read_text()
+    assert "3 rounds: " in text and "(campaign.png)" in text
+    assert [m for m in re.findall(r"\[(\d{4})\]\(rounds/", text)][:3] == ["0001", "0002", "0003"]
+    look = text.split("## Worth another look")[1]
+    assert "`attention.share > 0.10`" in look and "gate_up.share" not in look
+
+
+def test_the_campaign_follows_the_wall_that_the_engine_has(three_rounds: Path) -> None:
+    paths = round_dirs()
+    walls, references = campaign([load_record(p) for p in paths], {i + 1: p for i, p in enumerate(paths)})
+    ((anchor, rows),) = walls
+    assert anchor.startswith("3325 tokens, burst")
+    assert [r[0] for r in rows] == [1, 2, 3] and [r[2] for r in rows] == ["MEAS-ONLY", "LANDED", "REVERTED"]
+    assert rows[1][1] == pytest.approx(60 / 1.026, rel=0.01), "after a landing the wall is the lever's"
+    assert rows[2][1] == pytest.approx(58.5, rel=0.01), "after a revert it is the base's"
+    assert references == [("llama.cpp", [(2, 2.4)])]
+
+
+def test_the_pair_plot_shows_what_the_verdict_used(in_tmp: Path, a_round: Callable) -> None:
+    path = a_round(ROUNDS, "concat", gain=0.026, drop=(2,))
+    record = load_record(path)
+    decide, confirm, band, _ = pair_points(record, [s for s in read_samples(path) if s.pair])
+    assert sum(kept for *_, kept in decide) == record.pairs and sum(not kept for *_, kept in decide) == 1
+    assert len(confirm) == record.confirm_pairs
+    low, high = band[-1][1:]
+    assert record.interval is not None and low is not None and high is not None
+    assert (2.718281828459045**low - 1, 2.718281828459045**high - 1) == pytest.approx(record.interval)
+
+
+def test_a_basket_shows_its_interaction(in_tmp: Path, a_round: Callable) -> None:
+    path = a_round(ROUNDS, "both", gain=0.05)
+    record = load_record(path)
+
+    def effect(x: float) -> Effect:
+        return Effect(estimate=x, interval=(x - 0.01, x + 0.01))
+
+    record.basket = Basket(a=effect(0.0), b=effect(0.002), both=effect(0.05), interaction=effect(0.048))
+    save_record(path, record)
+    rebuild()
+    assert "| interaction | +4.80% | [+3.80%, +5.80%] |" in (path / "README.md").read_text()
+    assert (path / "basket.png").is_file()
+
+
+def test_a_round_that_a_gate_ended_has_a_page(in_tmp: Path, a_round: Callable) -> None:
+    path = a_round(ROUNDS, "wrong", gain=0.03)
+    record = load_record(path)
+    (path / "samples.jsonl").unlink()
+    record.gates[0].ok, record.verdict, record.outcome, record.reason = (
+        False,
+        "REVERTED",
+        "gate-failed",
+        "gate parity failed",
+    )
+    record.estimate = record.confirmed = record.interval = record.evidence = None
+    record.pairs, record.samples_sha256 = 0, ""
+    for arm in record.arms.values():
+        arm.wall = None
+    save_record(path, record)
+    rebuild()
+    text = (path / "README.md").read_text()
+    assert (
+        "**REVERTED (gate-failed): gate parity failed" in text
+        and "| parity | **failed** |" in text
+        and "## Results" not in text
+    )
+
+
+def test_no_round_at_all_has_an_index_too(in_tmp: Path) -> None:
+    rebuild()
+    assert "No round was run yet" in Path("reports/INDEX.md").read_text()
+
+
+def test_the_page_of_the_command_line_is_what_help_says() -> None:
+    if not PAGE.parent.is_dir():
+        pytest.skip("installed without its docs")
+    assert PAGE.read_text() == page(), "docs/cli.md is stale: run `python -m harness.report.cli_docs`"
