@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal
 
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
@@ -167,9 +168,15 @@ def build_plan(
         raise EngineError(
             f"{past + tokens} tokens do not fit the context of {geometry.context} of {geometry.name or 'this model'}; use fewer tokens."
         )
-    builder = _Builder(geometry, tokens, levers, 2 if precision == "f16" else 4, past)
+    return _build(geometry, tokens, levers, precision, past, all_logits)
+
+
+@lru_cache(maxsize=64)
+def _build(g: Geometry, tokens: int, levers: Levers, precision: Precision, past: int, all_logits: bool) -> Plan:
+    """Plans are immutable and asked for in every forward: building one anew would cost the wall milliseconds."""
+    builder = _Builder(g, tokens, levers, 2 if precision == "f16" else 4, past)
     builder.forward(all_logits)
-    return Plan(geometry, tokens, levers, precision, past, all_logits, tuple(builder.ops))
+    return Plan(g, tokens, levers, precision, past, all_logits, tuple(builder.ops))
 
 
 class _Builder:
