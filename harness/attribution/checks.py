@@ -19,8 +19,10 @@ SUM_LIMIT = 1e-6
 """Classes sum to busy + overlap, relative."""
 OTHER_LIMIT = 0.02
 """Unclassified time, of busy."""
-OVERHEAD_LIMIT = 0.05
-"""Traced wall against the untraced ones: how far beyond their band it may lie."""
+OVERHEAD_LIMIT = {"host": 0.25}
+OVERHEAD_LIMIT_ELSEWHERE = 0.05
+"""Traced wall against the untraced ones: how far beyond their band it may lie. On the CPU backend tracing is two clock
+reads an op, so what differs is the machine's mood, which the band of three runs shows only in part."""
 CEILING_SLACK = 0.05
 """How far a measured ceiling may be beaten before the figure is called impossible: the ceiling is measured too."""
 OUTLIER_TIMES = 20
@@ -110,16 +112,16 @@ def reconciliation(result: Decomposition, launches: pd.DataFrame) -> Check:
         text += f"; launches span {first:.3f} to {last:.3f} ms, beyond the window"
     overhead, limit = result.trace_overhead, None
     if overhead is not None:
-        limit = overhead_limit(result.walls_ms)
+        limit = overhead_limit(result.walls_ms, result.source)
         text += f"; untraced {result.wall_ms:.3f} ms, tracing {overhead:+.1%}"
     ok = inside and (overhead is None or limit is None or abs(overhead) <= limit)
     return Check(name="reconciliation", ok=ok, value=overhead, limit=limit, detail=text)
 
 
-def overhead_limit(walls_ms: Sequence[float]) -> float:
-    """How far a traced wall may lie from the untraced median: 5 % beyond the untraced runs' own band."""
+def overhead_limit(walls_ms: Sequence[float], source: str) -> float:
+    """How far a traced wall may lie from the untraced median: 5 % (host: 25 %) beyond the untraced runs' own band."""
     middle = median(walls_ms)
-    return OVERHEAD_LIMIT + max(abs(w / middle - 1) for w in walls_ms)
+    return OVERHEAD_LIMIT.get(source, OVERHEAD_LIMIT_ELSEWHERE) + max(abs(w / middle - 1) for w in walls_ms)
 
 
 def coverage(result: Decomposition, launches: pd.DataFrame) -> Check:

@@ -59,6 +59,7 @@ def decompose(
     more_checks: Sequence[Check] = (),
     gap_parts_ms: Mapping[str, float] | None = None,
     roles: pd.DataFrame | None = None,
+    one_window: bool = True,
 ) -> Decomposition:
     """Attributes a traced window of `wall_ns` to classes.
 
@@ -71,6 +72,7 @@ def decompose(
     more_checks: what the caller checked itself (results' hashes), put beside ours.
     gap_parts_ms: name → ms of the gap that tracer or driver took, not the host.
     roles: the same launches classed by role (a foreign trace); a second view, with ratios of its own.
+    one_window: the reference was measured in this window; where it was not, its ratios are marked.
 
     Raises HarnessError for an empty table, several devices, or a wall that is not positive. A check that fails does
     not raise: it is in the result.
@@ -134,7 +136,15 @@ def decompose(
         roles=role_rows,
     )
     if isinstance(reference, Decomposition):
-        result.reference = {"model": reference.model, "source": reference.source, "wall_ms": reference.wall_ms}
+        result.reference = {
+            "model": reference.model, "source": reference.source, "device": reference.device, "wall_ms": reference.wall_ms,
+            "created": reference.created, "one_window": one_window,
+        }  # fmt: skip
+        if not one_window:
+            result.notes.append(
+                f"~ the reference is of another window ({reference.created or 'undated'}, {reference.device or 'unknown device'}): "
+                "a ratio may be the machine's, not the code's"
+            )
         if tokens and reference.tokens == tokens:
             result.vs_reference = reference.wall_ms / result.wall_ms
     result.config_hash = config_hash(result)
@@ -194,7 +204,7 @@ def _rows(
         if gmac and ns:
             row.us_per_gmac = ns / 1e3 / gmac
             row.tflop_per_s = 2 * gmac * 1e9 / ns / 1e3
-        if gbytes and ns:
+        if gbytes and ns and bytes_seen[i] == count[i]:  # a rate over launches of which some are unknown says nothing
             row.gb_per_s = gbytes * 1e9 / ns
         if ceilings and floor_s[i] > 0:
             row.bound = "compute" if compute_sum[i] >= memory_sum[i] else "memory"

@@ -51,6 +51,7 @@ def decompose_prefill(
     regime: Regime | None = None,
     runs: int | None = None,
     reference: Decomposition | Mapping[str, float] | None = None,
+    one_window: bool = True,
     with_ceilings: bool = True,
     source: str = "auto",
     report: Report | None = None,
@@ -70,7 +71,7 @@ def decompose_prefill(
     with open_engine(loaded, levers, backend=chosen, progress=report) as engine:
         return decompose_engine(
             engine, loaded, tokens, protocol, tracer=tracer,
-            regime=regime, runs=runs, reference=reference, with_ceilings=with_ceilings, report=report,
+            regime=regime, runs=runs, reference=reference, one_window=one_window, with_ceilings=with_ceilings, report=report,
         )  # fmt: skip
 
 
@@ -84,6 +85,7 @@ def decompose_engine(
     regime: Regime | None = None,
     runs: int | None = None,
     reference: Decomposition | Mapping[str, float] | None = None,
+    one_window: bool = True,
     with_ceilings: bool = True,
     report: Report | None = None,
 ) -> Result:
@@ -110,6 +112,7 @@ def decompose_engine(
             plan=plan,
             untraced_wall_ns=measured.walls_ns,
             reference=reference,
+            one_window=one_window,
             ceilings=ceilings,
             window=watch.verdict(),
             passes=measured.passes,

@@ -192,10 +192,10 @@ def measure(
             forwards.settle()
             traces.append(trace(engine, ids))
             passes.append(_pass(traces[-1], plan))
-            if wanted < limit and not _clean(passes[-1], walls):
+            if wanted < limit and not _clean(passes[-1], walls, traces[-1].source):
                 wanted += 1
         _tell(report, "tracing forwards", wanted, wanted)
-    table = _median_index(passes, walls)
+    table = _median_index(passes, walls, traces[0].source)
     passes[table].table = True
     return Measurement(walls, traces, passes, table, forwards.check(), forwards.seed, facts)
 
@@ -209,15 +209,15 @@ def _pass(traced: Trace, plan: Plan) -> Pass:
     )
 
 
-def _clean(traced: Pass, walls_ns: list[int]) -> bool:
+def _clean(traced: Pass, walls_ns: list[int], source: str) -> bool:
     """No outlier launch, and a wall that the untraced ones allow."""
     walls = [w / 1e6 for w in walls_ns]
-    return not traced.outliers and abs(traced.wall_ms / median(walls) - 1) <= overhead_limit(walls)
+    return not traced.outliers and abs(traced.wall_ms / median(walls) - 1) <= overhead_limit(walls, source)
 
 
-def _median_index(passes: list[Pass], walls_ns: list[int]) -> int:
+def _median_index(passes: list[Pass], walls_ns: list[int], source: str) -> int:
     """Index of the (lower) median wall among the clean passes, else among all."""
-    chosen = [i for i, p in enumerate(passes) if _clean(p, walls_ns)] or list(range(len(passes)))
+    chosen = [i for i, p in enumerate(passes) if _clean(p, walls_ns, source)] or list(range(len(passes)))
     chosen.sort(key=lambda i: passes[i].wall_ms)
     return chosen[(len(chosen) - 1) // 2]
 

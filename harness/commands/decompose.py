@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 @click.option("--protocol", default="decompose", show_default=True, help="A protocol's name or YAML file.")
 @click.option(
     "--reference", type=click.Path(dir_okay=False, path_type=Path), help="Another engine's decomposition: adds ratios."
+)
+@click.option(
+    "--across-windows", is_flag=True, help="The reference is of another window, knowingly: its ratios are marked."
 )
 @click.option(
     "--ceilings/--no-ceilings",
@@ -79,6 +83,12 @@ def command(json_path: str | None, markdown: Path | None, plot: Path | None, sav
     The wall is the median of untraced runs; the table is a traced pass of its own. Every launch is charged to one class,
     and the checks under the table say whether to believe it. Exit status 6: a check failed (files are written anyway).
     """
+    if plot:
+        from harness.report.figures import figure_format
+
+        figure_format(plot)
+    as_file = Path(json_path) if json_path and json_path != "-" else None
+    _writable(save, *(p.parent for p in (as_file, markdown, plot) if p))
     recorded = {
         "device": device,
         "rules": rules or None,
@@ -115,6 +125,7 @@ def _measured(options: dict[str, Any]) -> tuple[Decomposition, pd.DataFrame]:
             f"{options['config']}: engine {arm.engine.kind!r} cannot be traced in process; record it with "
             "`harness trace record -- …` and give the file to `harness decompose --trace`."
         )
+    reference = _reference(options["reference"], same_window=not options["across_windows"])
     levers = Levers.from_dict((arm.levers if arm else {}) | _settings(options["settings"]))
     protocol = load_protocol(options["protocol"], DecomposeProtocol)
     arguments: dict[str, Any] = {
@@ -125,7 +136,8 @@ def _measured(options: dict[str, Any]) -> tuple[Decomposition, pd.DataFrame]:
         "backend": options["backend"] or (getattr(arm.engine, "backend", "auto") if arm else "auto"),
         "regime": options["regime"],
         "runs": options["runs"],
-        "reference": _reference(options["reference"]),
+        "reference": reference,
+        "one_window": not options["across_windows"],
         "with_ceilings": options["ceilings"],
         "source": options["source"],
     }
@@ -143,7 +155,8 @@ def _recorded(path: Path, recorded: dict[str, Any], options: dict[str, Any]) -> 
     result = decompose(
         loaded.launches,
         wall_ns=loaded.wall_ns,
-        reference=_reference(options["reference"]),
+        reference=_reference(options["reference"], same_window=False),
+        one_window=False,
         roles=loaded.roles,
         **loaded.about,
     )
@@ -161,12 +174,38 @@ def _settings(settings: tuple[str, ...]) -> dict[str, Any]:
     return values
 
 
-def _reference(path: Path | None) -> Any:
+def _reference(path: Path | None, *, same_window: bool) -> Decomposition | None:
+    """The reference, which must be of this window unless it is declared not to be."""
     if path is None:
         return None
-    from harness.attribution.decompose import load_decomposition
+    from datetime import UTC, datetime, timedelta
 
-    return load_decomposition(path)
+    from harness.attribution.decompose import load_decomposition
+    from harness.attribution.diff import WINDOW_MINUTES
+
+    reference = load_decomposition(path)
+    if same_window:
+        age = datetime.now(UTC) - datetime.fromisoformat(reference.created) if reference.created else None
+        if age is None or age > timedelta(minutes=WINDOW_MINUTES):
+            when = f"{age.total_seconds() / 60:.0f} minutes ago" if age is not None else "at a time it does not name"
+            raise HarnessError(
+                f"{path} was measured {when}, in another window; measure the reference again now, or declare it with "
+                "--across-windows (its ratios are then marked)."
+            )
+    return reference
+
+
+def _writable(*paths: Path | None) -> None:
+    """Makes the folders that files will go to, so that a wrong path is told before the measurement and not after it."""
+    for path in paths:
+        if path is None:
+            continue
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise HarnessError(f"cannot make the folder {path} ({error.strerror}); give another path.") from None
+        if not os.access(path, os.W_OK):
+            raise HarnessError(f"cannot write into {path}; give another path.")
 
 
 def _write(result: Decomposition, launches: pd.DataFrame, json_path: str | None, markdown: Path | None,
@@ -188,8 +227,6 @@ def _write(result: Decomposition, launches: pd.DataFrame, json_path: str | None,
     if markdown:
         linked = None
         if plot:
-            import os
-
             linked = Path(os.path.relpath(plot, markdown.parent)).as_posix()
         write_atomic(markdown, to_markdown(result, linked))
     if json_path:

@@ -50,7 +50,7 @@ def columns_of(result: Decomposition) -> list[Column]:
     if typed:
         columns.append(Column("weights", lambda r: "" if r.weight_type == "-" else r.weight_type, drop=9, left=True))
     columns += [
-        Column("n", lambda r: f"{r.launches:,}", drop=5),
+        Column("launches", lambda r: f"{r.launches:,}", drop=5),
         Column("ms", lambda r: f"{r.sum_ms:{ms}}"),
         Column("share", lambda r: f"{r.share:.1%}"),
         Column("", lambda r: bar(r.share), drop=1, left=True),
@@ -69,9 +69,10 @@ def columns_of(result: Decomposition) -> list[Column]:
             Column("SOL", lambda r: percent(r.sol)),
         ]
     if some["ratio"]:
+        mark = "" if (result.reference or {}).get("one_window", True) else "~"
         columns += [
             Column("ref µs/GMAC", lambda r: figure(r.ref_us_per_gmac), drop=2),
-            Column("ratio", lambda r: f"{r.ratio:.2f}×" if r.ratio is not None else ""),
+            Column("ratio", lambda r: f"{r.ratio:.2f}×{mark}" if r.ratio is not None else ""),
         ]
     if some["budget_ms"]:
         columns.append(Column("budget", lambda r: f"{r.budget_ms:{ms}}" if r.budget_ms is not None else "", drop=7))
@@ -193,7 +194,7 @@ def _table(result: Decomposition, width: int) -> Table:
     for name, ms, share in sums:
         cells = {"class": name, "ms": ms, "share": share}
         if name == "busy":
-            cells |= {"n": f"{result.launches:,}"}
+            cells |= {"launches": f"{result.launches:,}"}
         style = "bold" if name == "busy" else "dim"
         table.add_row(*(Text(cells.get(c.header, ""), style=style) for c in columns))
     return table
@@ -249,9 +250,8 @@ def provenance_line(result: Decomposition) -> str:
     if p.get("driver"):
         parts.append(f"driver {p['driver']}")
     if clocks:
-        parts.append(
-            f"SM {clocks.get('sm_mhz')} of {clocks.get('sm_max_mhz')} MHz, memory {clocks.get('memory_mhz')} MHz"
-        )
+        mean = clocks.get("mean_sm_mhz") or clocks.get("sm_mhz") or 0
+        parts.append(f"SM {mean:.0f} of {clocks.get('sm_max_mhz')} MHz, memory {clocks.get('memory_mhz')} MHz")
     if p.get("power_limit_w"):
         parts.append(f"power limit {p['power_limit_w']:.0f} W")
     if p.get("threads"):

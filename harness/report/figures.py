@@ -98,7 +98,7 @@ def _stacked(axes: Axes, result: Decomposition) -> None:
         segments.append(("gap", result.gap_ms, GAP))
     for name, ms, shade in segments:
         axes.barh(0, ms, left=left, height=1.0, color=shade, edgecolor="white", linewidth=1.0)
-        if ms / wall >= 0.012 + 0.008 * len(name):
+        if ms / wall >= 0.004 + 0.0076 * len(name):
             dark = _is_dark(shade)
             axes.text(left + ms / 2, 0.13, name, ha="center", va="center", fontsize=8.5, color="white" if dark else INK)
             axes.text(

@@ -104,6 +104,7 @@ def test_a_config_and_levers_are_taken(harness: Run, tmp_path: Path) -> None:
         (("--model", "no-such.gguf"), 1, "no-such.gguf"),
         (("--tokens", "999999"), 1, "do not fit the context"),
         (("--reference", "nowhere.json"), 1, "nowhere.json does not exist"),
+        (("--json", "/dev/null/x/d.json"), 1, "cannot make the folder /dev/null/x"),
         (("--plot", "x.bmp"), 1, ".bmp is no figure format"),
         (("--source", "nsys"), 1, "'nsys' cannot trace the cpu backend; use --source host"),
         (("--occurrence", "2"), 64, "--occurrence goes with --trace"),
@@ -118,6 +119,18 @@ def test_a_wrong_request_is_one_sentence(
     if status == 1:
         assert err.startswith("error: ") and err.count("\n") == 1
     assert not [p for p in in_tmp.rglob("*") if p.name.endswith(".part")]
+
+
+def test_a_reference_of_another_window_must_be_declared_and_is_marked(harness: Run, tmp_path: Path) -> None:
+    reference = tmp_path / "ref.json"
+    harness(*TINY, "--runs", "1", "--json", reference)
+    _, out, _ = harness(*TINY, "--runs", "1", "--reference", reference)
+    assert "ratio" in out and "×~" not in out
+    reference.write_text(json.dumps(json.loads(reference.read_text()) | {"created": "2026-01-02T03:04:05+00:00"}))
+    status, _, err = harness(*TINY, "--runs", "1", "--reference", reference)
+    assert status == 1 and "in another window" in err and "--across-windows" in err
+    _, out, _ = harness(*TINY, "--runs", "1", "--reference", reference, "--across-windows")
+    assert "×~" in out and "the reference is of another window (2026-01-02" in " ".join(out.split())
 
 
 class Reusing(CpuEngine):
@@ -168,7 +181,7 @@ def test_the_table_fits_its_terminal_and_a_wide_one_shows_all(width: int) -> Non
     text = out.getvalue()
     assert max(map(len, text.splitlines())) <= width
     assert {"class", "ms", "share", "SOL"} <= set(text.split())
-    shown = {"weights", "n", "GMAC", "TFLOP/s", "GB/s", "bound", "budget"} <= set(text.split())
+    shown = {"weights", "launches", "GMAC", "TFLOP/s", "GB/s", "bound", "budget"} <= set(text.split())
     assert shown or width < 120
     assert to_markdown(d).count("| gate_up |") == 1
 
