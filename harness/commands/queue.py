@@ -48,12 +48,12 @@ def command(
     from harness.files import emit_json
     from harness.rounds.retry import evaluate
     from harness.rounds.store import load_rounds
-    from harness.rounds.tables import expired, newest
+    from harness.rounds.tables import expired, newest, round_of
 
     path = decomposition or newest().path
     table = load_decomposition(path)
     rounds = load_rounds()
-    stale = expired(table, rounds)
+    stale = expired(table, rounds, round_of(path))
     if stale and not stale_ok:
         raise HarnessError(
             f"{path} has expired: {stale}; run `harness decompose` again, or use it knowingly with --stale-ok."

@@ -16,6 +16,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from harness.attribution.diff import WORTH
 from harness.attribution.queue import PARITY
 from harness.report.figures import save
 
@@ -66,7 +67,7 @@ def plot_pairs(
     with rc_context(STYLE):
         figure = _figure(8.4, 4.2)
         ax = figure.subplots()
-        if band:
+        if len(band) > 1:
             n = np.array([b[0] for b in band])
             low = np.array([np.nan if b[1] is None else np.expm1(b[1]) for b in band])
             high = np.array([np.nan if b[2] is None else np.expm1(b[2]) for b in band])
@@ -179,15 +180,12 @@ def _reach(walls: Sequence[float]) -> float:
 def plot_bridge(path: Path, found: Diff, *, title: str = "", most: int = 9) -> None:
     """A waterfall from the first side's busy to the second's, at the first side's work: gains down, taxes up."""
     with rc_context(STYLE):
-        rows = sorted((r for r in found.classes if r.delta_ms), key=lambda r: r.delta_ms)
-        if len(rows) > most:
-            ranked = sorted(rows, key=lambda r: -abs(r.delta_ms))
-            rows = sorted(ranked[:most], key=lambda r: r.delta_ms)
-            rest = sum(r.delta_ms for r in ranked[most:])
-        else:
-            rest = 0.0
+        ranked = sorted(found.classes, key=lambda r: -abs(r.delta_ms))
+        shown = [r for r in ranked[:most] if abs(r.delta_ms) >= WORTH * found.before.busy_ms]
+        rows = sorted(shown, key=lambda r: r.delta_ms)
+        rest = sum(r.delta_ms for r in ranked if r not in shown)
         start = sum(r.before.ms for r in found.classes)
-        steps = [(str(r.key[0]), r.delta_ms) for r in rows] + ([("the rest", rest)] if rest else [])
+        steps = [(str(r.key[0]), r.delta_ms) for r in rows] + ([("the rest", rest)] if abs(rest) >= 0.005 else [])
         end = start + found.net_ms
         figure = _figure(8.4, 4.4)
         ax = figure.subplots()
@@ -398,7 +396,9 @@ def plot_campaign(
             lower.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}×"))
             lower.set_ylabel("× the reference")
             lower.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
-        axes[-1, 0].xaxis.set_major_locator(MaxNLocator(integer=True))
+        numbers = [r[0] for _, rows in walls for r in rows]
+        axes[-1, 0].set_xlim(min(numbers) - 0.6, max(numbers) + 0.8)
+        axes[-1, 0].xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axes[-1, 0].set_xlabel("round")
         save(figure, path)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from harness.attribution.decomposition import SCHEMA, Decomposition, load_decomposition
 from harness.errors import HarnessError
 from harness.rounds.record import RoundRecord
-from harness.rounds.store import load_record, reports_dir, round_dirs
+from harness.rounds.store import RECORD, ROUND_DIR, load_record, reports_dir, round_dirs
 
 BEFORE, AFTER, TABLE = "before.json", "after.json", "decomposition.json"
 """Decompositions in a round's directory: of arm A, of arm B, and of a MEAS-ONLY round."""
@@ -72,8 +72,17 @@ def moment(text: str) -> datetime:
     return parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
 
 
-def expired(table: Decomposition, rounds: list[RoundRecord]) -> str:
-    """Why a table no longer steers, as a sentence; "" while it does. Rounds of other models or devices do not count."""
+def round_of(path: Path) -> int | None:
+    """The round whose directory holds a file; None outside the rounds."""
+    match = ROUND_DIR.fullmatch(path.resolve().parent.name)
+    return int(match[1]) if match and (path.parent / RECORD).is_file() else None
+
+
+def expired(table: Decomposition, rounds: list[RoundRecord], own: int | None = None) -> str:
+    """Why a table no longer steers, as a sentence; "" while it does. Rounds of other models or devices do not count.
+
+    own: the round that drew the table; its own walls, timed in the same window, move nothing.
+    """
     made = moment(table.created)
     for record in sorted(rounds, key=lambda r: r.round, reverse=True):
         if record.superseded_by or not _same_engine(table, record):
@@ -84,7 +93,7 @@ def expired(table: Decomposition, rounds: list[RoundRecord]) -> str:
             continue
         if record.verdict == "LANDED" and _levers(record, "B") != table.levers:
             return f"round {record.number} ({record.slug}) landed after it was made"
-        wall = _wall_of(record, table)
+        wall = _wall_of(record, table) if record.round != own else None
         if wall is not None and abs(wall / table.wall_ms - 1) > MOVED:
             return f"the wall moved from {table.wall_ms:.2f} to {wall:.2f} ms ({wall / table.wall_ms - 1:+.1%}) by round {record.number}"
     return ""
