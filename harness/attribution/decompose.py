@@ -138,7 +138,7 @@ def decompose(
     if isinstance(reference, Decomposition):
         result.reference = {
             "model": reference.model, "source": reference.source, "device": reference.device, "wall_ms": reference.wall_ms,
-            "created": reference.created, "one_window": one_window,
+            "tokens": reference.tokens, "created": reference.created, "one_window": one_window,
         }  # fmt: skip
         if not one_window:
             result.notes.append(

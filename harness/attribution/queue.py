@@ -183,7 +183,7 @@ def needed_speed_up(wall_ms: float, ms: float, bar: float) -> float | None:
 def shape_warnings(table: Decomposition) -> list[str]:
     """Ratios and SOL read at another token count than the wall's: a short shape dilutes a kernel by its fixed costs."""
     warnings = []
-    other = (table.reference or {}).get("tokens") or table.provenance.get("reference_tokens")
+    other = (table.reference or {}).get("tokens")
     if table.tokens and other and abs(other / table.tokens - 1) > SHAPE_SLACK:
         warnings.append(
             f"ratios were read against a reference at {other} tokens, the wall is at {table.tokens}: a shorter shape dilutes kernels "

@@ -98,6 +98,26 @@ def test_a_ratio_read_at_another_shape_warns(a_table: Callable) -> None:
     assert build_queue(table, BARS).warnings == []
 
 
+def test_a_decomposition_keeps_the_shape_of_its_reference(a_table: Callable) -> None:
+    from harness.attribution.decompose import decompose
+    from harness.launches import from_columns
+
+    launches = from_columns(
+        name=["flash"],
+        kind=["kernel"],
+        start_ns=[0],
+        end_ns=[2_000_000],
+        device=[0],
+        macs=[10**9],
+        **{"class": ["attention"]},
+    )
+    reference = a_table({"attention": 1.0}, tokens=511)
+    reference.classes[0].gmac = 1.0
+    table = decompose(launches, wall_ns=2_100_000, tokens=3325, reference=reference)
+    assert table.classes[0].ratio == pytest.approx(2.0)
+    assert any("511 tokens" in w for w in build_queue(table, BARS).warnings)
+
+
 # --- the command -------------------------------------------------------------------------------------------------------
 
 
