@@ -85,11 +85,17 @@ def _side(path: Path, device: int | None, rules: tuple[Path, ...]) -> Side:
     return side_of_launches(launches, str(path), source=trace.source)
 
 
+LARGEST_TABLE = 64 << 20
+"""A decomposition has some kilobytes; JSON of more bytes than this is a trace and is streamed, never loaded whole."""
+
+
 def is_decomposition(path: Path) -> bool:
-    """True for JSON that names its schema as a decomposition's, and for what is missing or no trace at all."""
+    """True for JSON that is no trace: a decomposition, or something whose reader will say what is wrong with it."""
     import json
 
     try:
+        if path.stat().st_size > LARGEST_TABLE:
+            return False
         with path.open(encoding="utf-8") as file:
             head = file.read(4096)
     except (OSError, UnicodeDecodeError):
