@@ -33,7 +33,7 @@ GROUPS = ("ggml_type", "weight_type", "tile", "arithmetic")
 
 _SPELLINGS = {
     "h": "f16", "t": "bf16", "s": "f32", "q": "fp8", "e4m3": "fp8", "e5m2": "fp8", "e4m3fn": "fp8", "i8": "int8", "s8": "int8",
-    "half": "f16", "float": "f32", "fp16": "f16", "fp32": "f32", "H": "f16", "B": "bf16", "S": "f32", "F8": "fp8", "I8": "int8",
+    "half": "f16", "__half": "f16", "__nv_bfloat16": "bf16", "float": "f32", "fp16": "f16", "fp32": "f32", "H": "f16", "B": "bf16", "S": "f32", "F8": "fp8", "I8": "int8",
 }  # fmt: skip
 """A type as kernel names spell it → as this project does (nvjet letters, xmma, Tensile)."""
 

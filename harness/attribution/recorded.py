@@ -70,6 +70,10 @@ def load_recorded(
     named = load_rules(rules)
     trace, inside = _read(path, source, range_)
     table, device = _one_device(trace.launches, device, path)
+    if table["kind"].isin(["memcpy", "memset"]).all():
+        raise HarnessError(
+            f"{path} holds no kernel on device {device}, only {len(table)} copies and memsets; record a window in which the forward runs."
+        )
     notes = list(trace.notes)
     if range_ is not None:
         window = _ranges(trace.launches, inside, device, range_, occurrence, notes)
@@ -205,7 +209,7 @@ class Window:
             if inside:
                 parts[name] = sum(b - a for a, b in new) / 1e6
                 notes.append(
-                    f"{name}: {len(inside)} rows, {sum(b - a for a, b in _joined(inside)) / 1e6:.3f} ms of tracer or driver overhead in the "
+                    f"{name}: {len(inside)} row{'s' if len(inside) > 1 else ''}, {sum(b - a for a, b in _joined(inside)) / 1e6:.3f} ms of tracer or driver overhead in the "
                     f"window, {parts[name]:.3f} ms of it while the device waits: part of the gap, not the host's"
                 )
         return parts

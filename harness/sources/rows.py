@@ -33,7 +33,7 @@ def read_integers(database: Path, table: str, select: list[str]) -> np.ndarray:
     with sqlite3.connect(uri, uri=True) as db:
         low, high = db.execute(f"SELECT ifnull(min(rowid), 0), ifnull(max(rowid), -1) FROM {table}").fetchone()
     db.close()
-    if high - low < SPLIT_ROWS:
+    if high - low < SPLIT_ROWS or not sys.executable:
         parts = [_read(uri, sql, low, high)]
     else:
         middle = (low + high) // 2

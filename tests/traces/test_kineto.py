@@ -1,0 +1,159 @@
+"""PyTorch profiler traces: streamed, never counting waits as work, damaged ones told apart from whole ones."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from harness import launches
+from harness.errors import HarnessError
+from harness.sources import kineto
+from harness.sources.kineto import read_kineto, read_kineto_ranges
+
+
+def event(name: str, ts: float, dur: float, cat: str = "kernel", **args: Any) -> dict[str, Any]:
+    return {
+        "ph": "X",
+        "cat": cat,
+        "name": name,
+        "pid": 0,
+        "tid": 7,
+        "ts": ts,
+        "dur": dur,
+        "args": {"device": 0, "stream": 7, **args},
+    }
+
+
+def trace_file(path: Path, events: list[Any], **keys: Any) -> Path:
+    text = json.dumps({"schemaVersion": 1, "traceEvents": events, **keys})
+    if path.suffix == ".gz":
+        path.write_bytes(gzip.compress(text.encode()))
+    else:
+        path.write_text(text)
+    return path
+
+
+def test_times_are_rounded_as_agreed(tmp_path: Path) -> None:
+    path = trace_file(tmp_path / "t.json", [event("a", 100.0004, 1.0006), event("b", 102.5, 2.0)])
+    table = read_kineto(path).launches
+    # start = round(ts · 1000), end = start + round(dur · 1000)
+    assert table["start_ns"].tolist() == [0, 2500] and table["end_ns"].tolist() == [1001, 4500]
+
+
+def test_waits_on_device_rows_are_not_launches(tmp_path: Path) -> None:
+    events = [
+        event("k", 1, 5),
+        event("Stream Sync", 1, 900, cat="cuda_sync"),
+        event("Context Sync", 1, 900, cat="kernel"),
+        event("Stream Wait Event", 1, 900, cat="kernel"),
+        event("Event Synchronize", 1, 900, cat="gpu_memset"),
+        event("ProfilerStep#1", 1, 900, cat="gpu_user_annotation"),
+        event("cudaDeviceSynchronize", 1, 900, cat="cuda_runtime", correlation=4),
+        event("synchronize_blocks_kernel<int>", 10, 5),  # a kernel whose name only sounds like one
+        {"ph": "f", "cat": "ac2g", "name": "ac2g", "ts": 1, "pid": 0, "tid": 7},
+        {"ph": "M", "name": "process_name", "ts": 1, "pid": 0},
+    ]
+    trace = read_kineto(trace_file(tmp_path / "t.json.gz", events))
+    assert trace.launches["name"].tolist() == ["k", "synchronize_blocks_kernel<int>"]
+    assert any("3 synchronisation events" in note for note in trace.notes)
+
+
+def test_bare_lists_older_categories_and_keys_after_the_events(tmp_path: Path) -> None:
+    (tmp_path / "list.json").write_text(
+        json.dumps([event("k", 1, 5, cat="Kernel"), event("m", 7, 1, cat="Memcpy", bytes=64)])
+    )
+    table = read_kineto(tmp_path / "list.json").launches
+    assert table["kind"].tolist() == ["kernel", "memcpy"] and table["bytes"].tolist()[1] == 64
+    path = trace_file(tmp_path / "t.json", [event("k", 1, 5)], deviceProperties=[{"id": 0, "name": "NVIDIA H100"}])
+    assert read_kineto(path).gpus == {0: "NVIDIA H100"}
+
+
+def test_annotations_take_what_their_thread_submitted(tmp_path: Path) -> None:
+    call = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 9, "dur": 1}
+    events = [
+        event("a", 500, 5, correlation=1), event("b", 510, 5, correlation=2), event("c", 520, 5, correlation=3),
+        call | {"tid": 1, "ts": 12, "args": {"correlation": 1}},
+        call | {"tid": 2, "ts": 13, "args": {"correlation": 2}},  # another thread
+        call | {"tid": 1, "ts": 30, "args": {"correlation": 3}},  # after the annotation
+        {"ph": "X", "cat": "user_annotation", "name": "prefill", "pid": 9, "tid": 1, "ts": 10, "dur": 10, "args": {}},
+    ]  # fmt: skip
+    trace, inside = read_kineto_ranges(trace_file(tmp_path / "t.json", events), "prefill")
+    assert [trace.launches["name"].iloc[rows].tolist() for _, rows in inside] == [["a"]]
+    with pytest.raises(HarnessError, match="no annotation 'decode'; it has 'prefill'"):
+        read_kineto_ranges(tmp_path / "t.json", "decode")
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+        max_leaves=20,
+    ),
+    st.integers(1, 40),
+    st.integers(0, 4),
+)
+def test_the_window_cuts_values_anywhere(value: Any, window: int, indent: int) -> None:
+    text = json.dumps(
+        {"before": value, "traceEvents": [value, 12, "x", value], "after": [value]}, indent=indent or None
+    )
+    kept = kineto._WINDOW
+    kineto._WINDOW = window
+    try:
+        assert list(kineto._events(io.StringIO(text), {})) == [value, 12, "x", value]
+    finally:
+        kineto._WINDOW = kept
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_damaged_json_is_one_sentence_or_a_valid_table(tmp_path: Path, data: st.DataObject) -> None:
+    text = json.dumps({"traceEvents": [event(f"k{i}", i * 10, 5, grid=[1, 2, 3], correlation=i) for i in range(20)]})
+    raw = bytearray(text.encode())
+    for _ in range(data.draw(st.integers(1, 4))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    path = tmp_path / "t.json"
+    path.write_bytes(raw[: data.draw(st.integers(1, len(raw)))])
+    try:
+        launches.check(read_kineto(path).launches)
+    except HarnessError as error:
+        assert "\n" not in str(error) and error.exit_status == 1
+
+
+@pytest.mark.parametrize(
+    "bad", [{"ts": "soon"}, {"dur": None}, {"args": {"device": "GPU"}}, {"args": 3}, {"ts": 1e300}]
+)
+def test_events_with_wrong_values_are_one_sentence(tmp_path: Path, bad: dict[str, Any]) -> None:
+    with pytest.raises(HarnessError, match=r"not a whole PyTorch profiler trace|out of range|launch"):
+        read_kineto(trace_file(tmp_path / "t.json", [event("k", 1, 5) | bad]))
+
+
+def test_a_large_trace_is_streamed(tmp_path: Path) -> None:
+    """100 MB of host-side events around a few kernels: what is held is a window, not the file."""
+    path = tmp_path / "big.json"
+    filler = json.dumps(event("aten::mm", 1, 2, cat="cpu_op", stack="x" * 900)) + ","
+    with path.open("w") as file:
+        file.write('{"traceEvents": [')
+        for _ in range(100):
+            file.write(filler * 1000)
+            file.write(json.dumps(event("k", 5, 1)) + ",")
+        file.write(json.dumps(event("k", 9, 1)) + "]}")
+    script = (
+        "import resource, sys; from pathlib import Path; import pandas; from harness.sources.kineto import read_kineto\n"
+        "base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "n = len(read_kineto(Path(sys.argv[1])).launches)\n"
+        "print(n, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - base)"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=True)
+    count, grown_kb = map(int, done.stdout.split())
+    assert path.stat().st_size > 90e6
+    assert count == 101 and grown_kb < 60_000
