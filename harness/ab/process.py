@@ -164,7 +164,7 @@ class ArmProcess:
     def _failure(self, reason: str) -> WorkerFailure:
         return WorkerFailure(reason, self.stderr_tail())
 
-    def stderr_tail(self, lines: int = 12) -> list[str]:
+    def stderr_tail(self, lines: int = 24) -> list[str]:
         """The last lines that the worker and its engine printed."""
         size = self._stderr.seek(0, os.SEEK_END)
         self._stderr.seek(max(0, size - 16384))

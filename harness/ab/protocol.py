@@ -30,8 +30,9 @@ class LandingProtocol(Strict):
     regime: Literal["burst", "sustained"] = "burst"
     burst_idle_s: float = Field(default=0.2, ge=0)
     sustained_load_s: float = Field(default=3.0, ge=0)
-    warmup: int = Field(default=2, ge=1)
-    """Forwards before the timed ones in every fresh process, so that lazy loading stays outside the window."""
+    warmup: int = Field(default=3, ge=1)
+    """Forwards before the timed ones in every half, so that lazy loading stays outside the window. Odd as `inner` is: a
+    half is then an even number of forwards, and an engine that alternates meets every half alike."""
     half_timeout_s: float = Field(default=600, gt=0)
     traced_passes: int = Field(default=3, ge=1)
     """Traced passes of each arm for the mechanism."""
@@ -40,6 +41,8 @@ class LandingProtocol(Strict):
     def _reachable(self) -> LandingProtocol:
         if self.inner % 2 == 0:
             raise ValueError("inner must be odd, so that a median is one of the forwards")
+        if self.warmup % 2 == 0:
+            raise ValueError("warmup must be odd, so that a half is an even number of forwards")
         if self.min_pairs > self.max_pairs:
             raise ValueError("min_pairs must not exceed max_pairs")
         if 1.8**self.max_pairs < 1 / self.alpha:

@@ -289,14 +289,14 @@ class Round:
     def _decide(self) -> None:
         """Pairs until the rule stops, then the confirmation of a landing."""
         anchored = bool(self.record.anchor)
+        now = conclude(self.samples, self.record)
         while True:
-            now = conclude(self.samples, self.record)
             if not anchored and self._kept("decide") >= self.record.min_pairs:
                 self._anchor(now)
                 anchored = True
             if now.verdict is not None:
                 break
-            self._pair("decide")
+            now = self._pair("decide")
         attempts = 0
         while now.verdict == "LANDED" and self._kept("confirm") < self.record.confirm_pairs:
             if attempts >= 2 * self.record.confirm_pairs:
@@ -308,8 +308,8 @@ class Round:
         windows = pairs_of([s for s in self.samples if s.window == self.window], phase).windows
         return len(windows[-1]) if windows else 0
 
-    def _pair(self, phase: Phase) -> None:
-        """One pair (or block): its halves in coin order, then what telemetry and results say of them."""
+    def _pair(self, phase: Phase) -> Conclusion:
+        """One pair (or block): its halves in coin order, then what results and evidence say."""
         pair = 1 + max((s.pair for s in self.samples), default=0)
         order = schedule.order(self.record.seed, pair, self.letters)
         with TemporaryDirectory(prefix="pair-") as scratch:
@@ -323,6 +323,7 @@ class Round:
         clock = f"{np.mean(clocks):.0f} MHz" if clocks else "clock unseen"
         took = (time.monotonic() - self._began) / max(1, len({s.pair for s in self.samples}))
         self.setup.voice.show(Status(phase, done, of, now, self.record, took * max(of - done, 0), clock))
+        return now
 
     def _half(self, letter: str, pair: int, order: str, phase: Literal["decide", "confirm", "discard"], logits: Path | None = None) -> Sample:  # fmt: skip
         """Times one half in its process, appends it to samples.jsonl, and judges its results."""
@@ -452,6 +453,8 @@ class Round:
         for earlier in reversed(load_rounds(self.path.parent)):
             if earlier.round >= self.record.round or earlier.regime != self.record.regime or earlier.superseded_by:
                 continue
+            if earlier.verdict in (None, "INVALID"):
+                continue
             match = next((a for a in earlier.arms.values() if a.identity == identity and a.wall), None)
             if match is None or match.wall is None:
                 continue
@@ -461,7 +464,9 @@ class Round:
                 round=earlier.round, wall_ms=match.wall.median_ms, now_ms=wall, regime=self.record.regime, limit=limit, ok=ok
             )  # fmt: skip
             self._save()
-            if not ok and not self.setup.no_anchor:
+            if ok:
+                return
+            if not self.setup.no_anchor:
                 raise Ends(
                     "INVALID", "invalid-window",
                     f"the base arm takes {wall:.3f} ms, and took {match.wall.median_ms:.3f} ms in round {earlier.number} under the same identity",

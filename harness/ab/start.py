@@ -38,6 +38,7 @@ class Request:
     aa: bool = False
     regime: str | None = None
     statistic: str | None = None
+    s0: float | None = None
     inner: int | None = None
     max_pairs: int | None = None
     boots: int | None = None
@@ -157,7 +158,7 @@ def new_round(request: Request, protocol: LandingProtocol, machine: dict[str, An
     frozen = Frozen(
         bar=protocol.bar, alpha=protocol.alpha, beta=protocol.beta, delta=protocol.delta,
         seed=request.seed if request.seed is not None else secrets.randbits(31),
-        s0=found.s0 if found else protocol.s0,
+        s0=request.s0 or (found.s0 if found else protocol.s0),
         statistic=request.statistic or (found.statistic if found else protocol.statistic),  # type: ignore[arg-type]
         inner=request.inner or (found.inner if found else protocol.inner),
         regime=regime,  # type: ignore[arg-type]
@@ -167,7 +168,7 @@ def new_round(request: Request, protocol: LandingProtocol, machine: dict[str, An
         config_sha256={letter: arm.hash() for letter, arm in request.arms.items()}, frozen_at=now_utc(),
     )  # fmt: skip
     title = request.title or (f"A/A of {base.name}" if request.aa else f"{lever.name} against {base.name}")
-    number, path = new_round_dir(title)
+    number, path = new_round_dir(title, request.root)
     record = RoundRecord.model_validate(
         frozen.model_dump()
         | {
@@ -182,7 +183,7 @@ def new_round(request: Request, protocol: LandingProtocol, machine: dict[str, An
             "hypothesis": lever.hypothesis, "mechanism_claim": lever.mechanism,
             "retry_conditions": [lever.retry_condition] if lever.retry_condition else [],
             "provenance": {**machine, "commit": commit()},
-            "warnings": [*request.warnings, *plan_warnings(frozen, calibrated=found is not None)],
+            "warnings": [*request.warnings, *plan_warnings(frozen, calibrated=found is not None or request.s0 is not None)],
         }
     )  # fmt: skip
     save_record(path, record)

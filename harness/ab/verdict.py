@@ -70,10 +70,11 @@ def pairs_of(samples: Sequence[Sample], phase: str) -> Pairs:
 
     The last window is always there: whether it is valid is for `conclude` to say.
     """
-    windows: dict[int, dict[int, dict[str, Sample]]] = {}
+    # A window counts from its discarded run on, so that a retry starts with no pairs of its own.
+    windows: dict[int, dict[int, dict[str, Sample]]] = {s.window: {} for s in samples}
     for sample in samples:
         if sample.phase == phase:
-            windows.setdefault(sample.window, {}).setdefault(sample.pair, {})[sample.arm] = sample
+            windows[sample.window].setdefault(sample.pair, {})[sample.arm] = sample
     kept: list[list[dict[str, Sample]]] = []
     dropped = interrupted = last_dropped = 0
     for number in sorted(windows):
@@ -119,7 +120,7 @@ def conclude(samples: Sequence[Sample], frozen: Frozen) -> Conclusion:
     n_window = len(windows[-1]) if windows else 0
     log_plus, log_minus = ev.log_evidence(windows, bar=frozen.bar, delta=frozen.delta, s0=frozen.s0)
     d = np.concatenate(windows) if windows else np.array([])
-    shown = n_window >= frozen.min_pairs or len(windows) > 1
+    shown = n_window >= frozen.min_pairs or any(len(window) for window in windows[:-1])
     low, high = (
         ev.confidence_sequence(windows, s0=frozen.s0, alpha=frozen.alpha, beta=frozen.beta) if shown else (None, None)
     )
@@ -227,21 +228,24 @@ def _spread_warning(walls: dict[str, ArmWall]) -> list[str]:
 
 def p95_check(kept: Sequence[dict[str, Sample]], frozen: Frozen) -> tuple[tuple[float, float] | None, list[str]]:
     """Paired bootstrap over pairs of ln(p95_B / p95_A): its 95 % interval from 100 forwards an arm, else a warning."""
-    a = [np.asarray(pair["A"].wall_ms) for pair in kept]
-    b = [np.asarray(pair["B"].wall_ms) for pair in kept]
-    forwards = min(sum(map(len, a)), sum(map(len, b)))
+    most = max(len(pair[arm].wall_ms) for pair in kept for arm in "AB")
+    walls = np.full((2, len(kept), most), np.nan)  # arm, pair, forward; a command may give pairs of unequal length
+    for i, pair in enumerate(kept):
+        for arm, letter in enumerate("AB"):
+            walls[arm, i, : len(pair[letter].wall_ms)] = pair[letter].wall_ms
+    quantile = np.nanquantile if np.isnan(walls).any() else np.quantile
 
-    def log_ratio(index: np.ndarray) -> float:
-        tail_a, tail_b = (np.quantile(np.concatenate([arm[i] for i in index]), 0.95) for arm in (a, b))
-        return float(np.log(tail_b / tail_a))
+    def log_ratio(index: np.ndarray) -> np.ndarray:
+        """index: pairs drawn, [draws, pairs] → ln(p95_B / p95_A), [draws]."""
+        tail_a, tail_b = (quantile(arm[index].reshape(len(index), -1), 0.95, axis=1) for arm in walls)
+        return np.log(tail_b / tail_a)
 
-    worse = log_ratio(np.arange(len(kept)))
+    worse = float(log_ratio(np.arange(len(kept))[None])[0])
     warning = [f"the lever's p95 is {_gain(worse):.1%} worse than the base's"] if worse > np.log1p(frozen.bar) else []
-    if forwards < P95_FORWARDS:
+    if np.isfinite(walls).sum(axis=(1, 2)).min() < P95_FORWARDS:
         return None, warning
-    rng = np.random.default_rng(frozen.seed)
-    draws = [log_ratio(rng.integers(0, len(kept), len(kept))) for _ in range(BOOTSTRAPS)]
-    low, high = np.quantile(draws, [0.05, 0.95])
+    draws = np.random.default_rng(frozen.seed).integers(0, len(kept), (BOOTSTRAPS, len(kept)))
+    low, high = np.quantile(log_ratio(draws), [0.05, 0.95])
     return (float(low), float(high)), warning
 
 

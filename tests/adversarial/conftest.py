@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -106,7 +107,9 @@ def run_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
     monkeypatch.setattr(simulated, "MACHINE", simulated.Machine())
 
     def run(base: dict[str, Any], lever: dict[str, Any], *, aa: bool = False, seed: int = 1, sentinel: Any = None,
-            request: dict[str, Any] | None = None, **setup: Any) -> RoundRecord:  # fmt: skip
+            request: dict[str, Any] | None = None, alone: bool = False, **setup: Any) -> RoundRecord:  # fmt: skip
+        if alone:  # in a directory of its own: no anchor
+            monkeypatch.chdir(tempfile.mkdtemp(dir=tmp_path))
         arms = {"A": simulated_arm("base", **base), "B": simulated_arm("base" if aa else "lever", **lever)}
         asked = Request(arms=arms, aa=aa, seed=seed, **(request or {}))
         ready = make_setup(arms, sentinel=sentinel)

@@ -51,7 +51,7 @@ def test_a_true_gain_lands_is_confirmed_and_a_loss_is_a_regression(run_round: Ru
 
 
 def test_an_a_a_never_lands_in_a_hundred_repetitions(run_round: Run) -> None:
-    verdicts = [run_round({"sd": 0.01}, {"sd": 0.01}, aa=True, seed=seed).verdict for seed in range(100)]
+    verdicts = [run_round({"sd": 0.01}, {"sd": 0.01}, aa=True, seed=seed, alone=True).verdict for seed in range(100)]
     assert verdicts.count("LANDED") == 0
     assert verdicts.count("REVERTED") >= 90
 
@@ -63,7 +63,7 @@ def test_an_engine_that_is_slower_every_second_call_never_lands_against_itself(
 ) -> None:
     args = {"cheat": "every second call 5 % slower", "sd": sd}
     for seed in range(10):
-        assert run_round(args, args, aa=True, seed=seed, request={"inner": inner}).verdict != "LANDED"
+        assert run_round(args, args, aa=True, seed=seed, request={"inner": inner}, alone=True).verdict != "LANDED"
 
 
 def test_a_gain_below_the_bar_lands_only_with_a_reason(run_round: Run) -> None:
