@@ -282,15 +282,19 @@ def headline(result: Decomposition) -> str:
     ms = sum(r.sum_ms for r in top)
     if result.gap_ms > ms:
         return (
-            f"The gap dominates: the device waits for {result.gap_ms:.2f} of {result.traced_wall_ms:.2f} ms "
-            f"({result.gap_ms / result.traced_wall_ms:.1%}); {top_class} is next with {ms:.2f} ms."
+            f"The gap dominates: the device waits for {_ms(result.gap_ms)} of {_ms(result.traced_wall_ms)} "
+            f"({result.gap_ms / result.traced_wall_ms:.1%}); {top_class} is next with {_ms(ms)}."
         )
-    line = f"{top_class} dominates: {ms:.2f} ms, {ms / result.busy_ms:.1%} of busy"
+    line = f"{top_class} dominates: {_ms(ms)}, {ms / result.busy_ms:.1%} of busy"
     floors = [r.floor_ms for r in top if r.floor_ms is not None]
     if len(floors) == len(top) and sum(floors) > 0:
         sol = sum(floors) / ms
         bound = max(top, key=lambda r: r.sum_ms).bound
-        line += f", at {sol:.0%} of its {bound} roofline ({1 / sol:.2f}× its floor of {sum(floors):.2f} ms)"
+        line += f", at {sol:.0%} of its {bound} roofline ({1 / sol:.2f}× its floor of {_ms(sum(floors))})"
     if result.floor_ms:
-        line += f"; the whole wall is {result.wall_ms / result.floor_ms:.2f}× its floor of {result.floor_ms:.2f} ms"
+        line += f"; the whole wall is {result.wall_ms / result.floor_ms:.2f}× its floor of {_ms(result.floor_ms)}"
     return line + "."
+
+
+def _ms(value: float) -> str:
+    return f"{value:,.0f} ms" if value >= 1000 else f"{value:.2f} ms"

@@ -22,6 +22,7 @@ class Reporter:
                 TimeRemainingColumn(compact=True, elapsed_when_finished=True),
                 console=Console(stderr=True),
                 transient=True,
+                refresh_per_second=2,  # more would take host time from the forwards that are timed
             )
         self._tasks: dict[str, TaskID] = {}
 

@@ -67,3 +67,24 @@ def test_a_damaged_cache_file_is_measured_over(cache: Path, monkeypatch: pytest.
     (file,) = (cache / "ceilings").iterdir()
     file.write_text('{"backend": "cpu", "surprise": 1}')
     assert ceilings_for("cpu", "sustained", threads=1).tflop_per_s == ROOF.tflop_per_s
+
+
+@pytest.mark.parametrize("regime", ["burst", "sustained"])
+def test_a_gpus_envelope_is_the_best_shape_and_the_largest_copy(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, regime: str
+) -> None:
+    from engine.cuda import ceilings as device
+
+    asked: list[tuple[float, float]] = []
+
+    def gemm(m: int, n: int, k: int, *, idle_s: float, load_s: float) -> float:
+        asked.append((idle_s, load_s))
+        return 2 * m * n * k / (700e12 if m == 8192 else 500e12)
+
+    monkeypatch.setattr(device, "identity", lambda: {"device": "toy", "cublaslt": 1})
+    monkeypatch.setattr(device, "gemm_seconds", gemm)
+    monkeypatch.setattr(device, "copy_seconds", lambda size, **_: 2 * size / (6e12 if size < 1 << 25 else 4e12))
+    c = ceilings_for("cuda", regime, plan=build_plan(tiny(), 64))
+    assert (c.tflop_per_s, c.gb_per_s, c.cache_gb_per_s) == pytest.approx((700, 4000, 6000))
+    assert c.device == "toy" and c.precision == "f16" and c.key["regime"] == regime
+    assert asked[0] == ((roofline.IDLE_S, 0.0) if regime == "burst" else (0.0, roofline.LOAD_S))
