@@ -340,8 +340,8 @@ def _attribute(recorded: Recorded, geometry: Geometry, tokens: int | None, tail:
         plan = build(geometry, tokens, tail)
         recorded.launches = apportion(recorded.launches, plan, 1)
         notes.append(
-            f"no roles: {why}; GMAC are the ledger's of one prefill of {tokens} tokens per weight type and class, and a single launch's "
-            "share of them is by its duration"
+            f"no roles: {why}; GMAC are the ledger's of one prefill of {tokens} tokens per weight type and class (where the trace holds "
+            "several, choose one with --occurrence), and a single launch's share of them is by its duration"
         )
         return
     recorded.launches, recorded.roles = told.launches, told.roles

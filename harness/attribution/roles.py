@@ -397,6 +397,13 @@ def _between(forward: Forward, geometry: Geometry, cls: np.ndarray, kind: np.nda
     marks = sorted([*forward.products, *((row, "attention") for row in forward.attentions)])
     last = geometry.layers - 1
     one_row_ffn = _ops(forward.plan)[last, "ffn_gate"].cls == "tail"
+    first = marks[0][0]
+    for j in range(first - 1, -1, -1):
+        if cls[j] not in (*_PREPARES, "convert", "memset", "elementwise") or kind[j] == "memcpy":
+            break
+        layer[j] = layer[first]
+        types[j] = types[first] if cls[j] == "dequantize" else "-"
+        role[j] = "norm" if cls[j] == "elementwise" else role[j]  # a norm in parts
     for (row, matrix), (stop, _) in zip(marks, [*marks[1:], (_end(marks[-1][0], cls, kind), "")], strict=True):
         following = layer[stop] if stop < len(layer) else -1
         prepared = gathered = False

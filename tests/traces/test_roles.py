@@ -279,3 +279,14 @@ def test_any_forward_repeated_is_found_between_whatever_surrounds_it(
     assert period == len(forward) and times == count
     assert first >= len(before) - 0 and first + period * times <= len(keys) - 0
     assert (keys[first : first + period * (times - 1)] == keys[first + period : first + period * times]).all()
+
+
+def test_what_prepares_the_first_product_belongs_to_layer_0() -> None:
+    g, r = tiny(), Recorder()
+    for _ in range(2):
+        llama_cpp(r, g, 32)
+    roles = attributed(r, g).roles
+    forward = len(r.rows) // 2
+    for at in (0, forward):
+        assert roles["layer"].iloc[at : at + 3].tolist() == [0, 0, 0]
+        assert roles["class"].iloc[at : at + 3].tolist() == ["norm", "quantize", "q_o"]
