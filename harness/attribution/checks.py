@@ -104,8 +104,8 @@ def reconciliation(result: Decomposition, launches: pd.DataFrame) -> Check:
     text = f"busy {result.busy_ms:.3f} + gap {result.gap_ms:.3f} = traced wall {result.traced_wall_ms:.3f} ms"
     if result.overlap_ms:
         text += f"; launches overlap by {result.overlap_ms:.3f} ms"
-    # 0.1 %: device and host clocks are aligned to microseconds, not to the nanosecond.
-    slack = result.traced_wall_ms * 1e-3
+    # Device and host clocks are aligned to microseconds, not to the nanosecond.
+    slack = max(0.02, result.traced_wall_ms * 1e-3)
     first, last = launches["start_ns"].min() / 1e6, launches["end_ns"].max() / 1e6
     inside = first >= -slack and last <= result.traced_wall_ms + slack and result.gap_ms >= 0
     if not inside:

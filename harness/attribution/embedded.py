@@ -157,6 +157,7 @@ def _tracer(
     if source == "cupti" and backend == "cuda":
         from harness.sources import cupti
 
+        cupti.check_installed()  # before anything is measured
         return cupti.trace_prefill
     if source == "nsys" and backend == "cuda":
         if regime != "burst" or levers is None:

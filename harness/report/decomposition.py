@@ -108,15 +108,14 @@ def bar(share: float) -> str:
 def totals(result: Decomposition) -> list[tuple[str, str, str]]:
     """(name, ms, share of busy) of the lines under the classes."""
     digits = 1 if result.busy_ms >= 1000 else 2 if result.busy_ms >= 10 else 3
-    lines = []
+    lines = [("busy", result.busy_ms), ("+ gap", result.gap_ms), ("= traced wall", result.traced_wall_ms)]
     if result.overlap_ms > 5e-4:
-        lines.append(("− overlap", f"{result.overlap_ms:,.{digits}f}", f"{result.overlap_ms / result.busy_ms:.1%}"))
-    lines.append(("busy", f"{result.busy_ms:,.{digits}f}", "100.0%"))
-    lines.append(("+ gap", f"{result.gap_ms:,.{digits}f}", f"{result.gap_ms / result.busy_ms:.1%}"))
-    lines.append(
-        ("= traced wall", f"{result.traced_wall_ms:,.{digits}f}", f"{result.traced_wall_ms / result.busy_ms:.1%}")
-    )
-    return lines
+        lines.insert(0, ("− overlap", result.overlap_ms))
+    # Beyond ten times busy a percentage is no longer read; the milliseconds are.
+    return [
+        (name, f"{ms:,.{digits}f}", f"{ms / result.busy_ms:.1%}" if ms < 10 * result.busy_ms else "")
+        for name, ms in lines
+    ]
 
 
 def print_decomposition(result: Decomposition, console: Console | None = None) -> None:

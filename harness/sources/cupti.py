@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -136,6 +137,12 @@ def trace_prefill(engine: Engine, ids: np.ndarray) -> Trace:
         wall_ns = time.perf_counter_ns() - host_start
     frame, notes = launch_table(session.records, plan, start, graph_ops=getattr(engine, "graph_ops", None))
     return Trace(frame, wall_ns, "cupti", notes)
+
+
+def check_installed() -> None:
+    """Raises HarnessError where CUPTI's package is missing; loads nothing, so that it can be asked before timing."""
+    if find_spec("cupti") is None:
+        raise HarnessError(f"in-process tracing needs CUPTI, which is not installed; {INSTALL}.")
 
 
 @cache
