@@ -20,13 +20,15 @@ COLOURS = {
     "gate_up": "#0072B2", "down": "#56B4E9", "q_o": "#009E73", "k_v": "#88CCAA", "attention": "#D55E00",
     "lm_head": "#CC79A7", "quantize": "#44AA99", "dequantize": "#117733", "convert": "#DDCC77", "norm": "#E69F00",
     "rope_kv": "#F0E442", "swiglu": "#999933", "embedding": "#AA4499", "tail": "#882255", "copy": "#777777",
-    "gemm": "#0072B2", "gemm_fixup": "#88CCEE", "gemv": "#56B4E9", "rope": "#F0E442", "elementwise": "#999933",
+    "gemm": "#0072B2", "gemm_fixup": "#88CCEE", "gemv": "#56B4E9", "rope": "#F0E442", "elementwise": "#882255",
     "kv_store": "#661100", "sampling": "#AA4499", "communication": "#332288", "memset": "#AAAAAA", "graph": "#CC6677",
     "other": "#000000",
 }  # fmt: skip
 GAP = "#E4E4E4"
 INK, FAINT = "#222222", "#777777"
 MAX_ROWS = 11
+SMALLEST = 0.001
+"""Classes below 0.1 % of busy share one row."""
 
 
 def colour(cls: str) -> str:
@@ -115,7 +117,9 @@ def _stacked(axes: Axes, result: Decomposition) -> None:
     axes.set_ylim(-0.5, 0.5)
     axes.set_yticks([])
     axes.tick_params(axis="x", labelsize=8, colors=FAINT, length=3)
-    axes.set_xlabel("traced wall, ms", fontsize=8, color=FAINT, labelpad=2)
+    if _in_seconds(result):
+        axes.xaxis.set_major_formatter(lambda ms, _: f"{ms / 1e3:g}")
+    axes.set_xlabel(f"traced wall, {'s' if _in_seconds(result) else 'ms'}", fontsize=8, color=FAINT, labelpad=2)
     _bare(axes)
 
 
@@ -129,7 +133,7 @@ def _share_and_sol(axes: Axes, rows: list[ClassRow], result: Decomposition) -> N
         axes.barh(y, row.sum_ms, height=0.68, color=shade, alpha=0.28 if some_sol else 1.0, linewidth=0)
         if floor:
             axes.barh(y, floor, height=0.68, color=shade, linewidth=0)
-        text = f"{row.sum_ms:.3g} ms   {row.share:.1%}"
+        text = f"{_time(row.sum_ms, result)}   {row.share:.1%}"
         if row.sol is not None:
             text += f"   {row.sol:.0%} of {row.bound} roof"
         if row.ratio is not None:
@@ -146,6 +150,18 @@ def _share_and_sol(axes: Axes, rows: list[ClassRow], result: Decomposition) -> N
     _bare(axes)
 
 
+def _in_seconds(result: Decomposition) -> bool:
+    return result.traced_wall_ms >= 10_000
+
+
+def _time(ms: float, result: Decomposition) -> str:
+    """In the wall's unit, with as many decimals as its size needs."""
+    wall = result.traced_wall_ms
+    if _in_seconds(result):
+        return f"{ms / 1e3:.2f} s"
+    return f"{ms:,.0f} ms" if wall >= 1000 else f"{ms:.2f} ms" if wall >= 10 else f"{ms:.3f} ms"
+
+
 def _label(row: ClassRow) -> str:
     return row.cls if row.weight_type in ("-", "") else f"{row.cls}  {row.weight_type}"
 
@@ -155,9 +171,11 @@ def _rows(result: Decomposition) -> list[ClassRow]:
     from harness.attribution.decomposition import ClassRow
 
     rows = sorted(result.classes, key=lambda r: -r.sum_ms)
-    if len(rows) <= MAX_ROWS:
+    shown = min(len(rows), MAX_ROWS, max(1, sum(r.share >= SMALLEST for r in rows)))
+    if len(rows) - shown <= 1 and len(rows) <= MAX_ROWS:
         return rows
-    rest = rows[MAX_ROWS - 1 :]
+    shown = min(shown, MAX_ROWS - 1)
+    rest = rows[shown:]
     ms = sum(r.sum_ms for r in rest)
     floors = [r.floor_ms for r in rest]
     known = all(f is not None for f in floors)
@@ -166,7 +184,7 @@ def _rows(result: Decomposition) -> list[ClassRow]:
         union_ms=sum(r.union_ms for r in rest), share=sum(r.share for r in rest),
         floor_ms=sum(f or 0.0 for f in floors) if known else None,
     )  # fmt: skip
-    return [*rows[: MAX_ROWS - 1], summary]
+    return [*rows[:shown], summary]
 
 
 def _is_dark(shade: str) -> bool:
