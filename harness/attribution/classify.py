@@ -255,7 +255,7 @@ def classify_launches(table: pd.DataFrame, rules: Rules) -> tuple[pd.DataFrame, 
     codes, names = pd.factorize(table["name"].to_numpy(object))
     kinds = table["kind"].cat.codes.to_numpy()
     categories = list(table["kind"].cat.categories)
-    pairs, row = np.unique(codes * len(categories) + kinds, return_inverse=True)
+    row, pairs = pd.factorize(codes * len(categories) + kinds)
     found = {}
     for pair in pairs.tolist():
         name, kind = str(names[pair // len(categories)]), categories[pair % len(categories)]

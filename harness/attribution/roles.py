@@ -94,19 +94,13 @@ def attribute(
             rows = forward.rows or 0
             forward.past, forward.plan = past, build(geometry, rows, tail, past)
             past += rows
-    view = _book(launches, forwards, geometry)
-    macs = int(view.family["macs"].fillna(0).sum())
+    family, roles = _book(launches, forwards, geometry)
+    macs = int(family["macs"].fillna(0).sum())
     if macs != one.macs * len(prefills):
         raise RolesUnknown(
             f"the launches' products come to {macs / 1e9:.3f} GMAC, the ledger's to {one.macs * len(prefills) / 1e9:.3f}"
         )
-    return Attributed(view.family, view.roles, len(prefills), chunks, total, one)
-
-
-def ledger_by_class(plan: Plan, prefills: int) -> tuple[int, int]:
-    """(MACs of products with weights, MACs of attention) of `prefills` prefills."""
-    attention = sum(op.macs for op in plan if op.kind == "attention")
-    return (plan.macs - attention) * prefills, attention * prefills
+    return Attributed(family, roles, len(prefills), chunks, total, one)
 
 
 def apportion(launches: pd.DataFrame, plan: Plan, prefills: int) -> pd.DataFrame:
@@ -134,7 +128,7 @@ def apportion(launches: pd.DataFrame, plan: Plan, prefills: int) -> pd.DataFrame
         macs[rest] = _split(sum(by_type.values()), duration[rest])
     attention = cls == "attention"
     if attention.any():
-        macs[attention] = _split(ledger_by_class(plan, prefills)[1], duration[attention])
+        macs[attention] = _split(sum(op.macs for op in plan if op.kind == "attention") * prefills, duration[attention])
     table["macs"] = _nullable(macs, "Int64")
     return table
 
@@ -339,13 +333,8 @@ def build(geometry: Geometry, rows: int, tail: str, past: int = 0) -> Plan:
 # Booking
 
 
-@dataclass
-class _View:
-    family: pd.DataFrame
-    roles: pd.DataFrame
-
-
-def _book(launches: pd.DataFrame, forwards: list[Forward], geometry: Geometry) -> _View:
+def _book(launches: pd.DataFrame, forwards: list[Forward], geometry: Geometry) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """(the table with `macs` and `layer`, the same launches classed by role)."""
     size = len(launches)
     cls = launches["class"].to_numpy(object)
     kind = launches["kind"].to_numpy(object)
@@ -373,7 +362,7 @@ def _book(launches: pd.DataFrame, forwards: list[Forward], geometry: Geometry) -
     roles = family.copy(deep=False)
     roles["class"] = pd.array(role, dtype=pd.StringDtype("python"))
     roles["weight_type"] = pd.array(types, dtype=pd.StringDtype("python"))
-    return _View(family, roles)
+    return family, roles
 
 
 def _ops(plan: Plan) -> dict[tuple[int, str], Op]:
