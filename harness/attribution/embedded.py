@@ -197,6 +197,10 @@ def _provenance(
     return facts
 
 
+UTILIZATION_PERIOD_S = 1.0
+"""NVML averages utilization over at most this long (nvmlDeviceGetUtilizationRates: between 1/6 s and 1 s)."""
+
+
 class _Watch:
     """The sentinel around the measurement: was the window quiet, and the GPU's state under load."""
 
@@ -211,10 +215,19 @@ class _Watch:
 
     def __enter__(self) -> _Watch:
         self.sentinel.__enter__()
+        self._let_our_own_work_pass()
         # The host clock starts here, so that what loaded the model is not held against the window.
         self.disturbed = disturbances(self.sentinel.snapshot() | {"host": {"foreign": 0.0}}, self.rules, idle=True)
         self.began = time.perf_counter_ns()
         return self
+
+    def _let_our_own_work_pass(self) -> None:
+        """NVML's utilization covers up to the last second, in which we loaded weights and measured ceilings."""
+        until = time.monotonic() + 2 * UTILIZATION_PERIOD_S
+        while self.sentinel.gpu is not None and time.monotonic() < until:
+            if (self.sentinel.gpu.utilization() or 0.0) <= self.rules.gpu_utilization:
+                return
+            time.sleep(UTILIZATION_PERIOD_S / 5)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         during = self.sentinel.during(self.began, time.perf_counter_ns())

@@ -11,7 +11,7 @@ import pytest
 
 from engine.geometry import PRESETS
 from engine.levers import Levers
-from engine.open import open_engine
+from engine.open import gpu_available, open_engine
 from engine.synth import SynthModel
 from harness import launches as table
 from harness.attribution.decompose import decompose, load_decomposition
@@ -20,7 +20,7 @@ from harness.attribution.measure import DecomposeProtocol
 from harness.attribution.roofline import ceilings_for
 from harness.config import load_protocol
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not gpu_available(), reason="no NVIDIA GPU")]
 
 TOKENS = 257
 
