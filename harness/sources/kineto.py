@@ -31,6 +31,7 @@ _SYNC = re.compile(r"^(Context|Device|Stream|Event) (Sync|Wait)", re.IGNORECASE)
 
 _CALLS = ("cuda_runtime", "cuda_driver", "runtime", "driver")
 _WINDOW = 1 << 22  # characters that are read at a time
+_LONGEST = 1 << 28  # characters of one value: a damaged file must not be read whole in search of a value's end
 _FIX = "record it again with torch.profiler's export_chrome_trace"
 
 
@@ -202,11 +203,11 @@ class _Scanner:
             try:
                 found, end = self._decode(self._window, self._at)
             except json.JSONDecodeError as error:
-                if self._more():
+                if len(self._window) - self._at < _LONGEST and self._more():
                     continue
                 raise ValueError(f"{error.msg} near its end" if self._ended else error.msg) from None
-            # A number at the window's edge may go on in the next piece.
-            if end == len(self._window) and not isinstance(found, (dict, list, str)) and self._more():
+            # A number at the window's edge may go on in the next piece: "0" of "0.", "1" of "1e+".
+            if len(self._window) - end < 3 and not isinstance(found, (dict, list, str)) and self._more():
                 continue
             self._at = end
             return found
