@@ -190,8 +190,13 @@ class _Builder:
         g, t = self.g, self.tokens
         tail = "full" if all_logits else self.levers.tail
         self.add("tokens_in", "tokens_in", -1, "copy", t, 1, 0, 0, 4 * t, 4 * t)
-        self.add("embed", "embed", -1, "embedding", t, g.hidden, 0, 0, self.e * t * g.hidden + 4 * t, 4 * t * g.hidden,
-                 weight_type=g.weight_type("token_embd.weight"))  # fmt: skip
+        embedding = g.weight_type("token_embd.weight")
+        rows = (
+            element_bytes(embedding, t * g.hidden) if self.e == 2 else self.e * t * g.hidden
+        )  # CUDA reads ggml blocks
+        self.add(
+            "embed", "embed", -1, "embedding", t, g.hidden, 0, 0, rows + 4 * t, 4 * t * g.hidden, weight_type=embedding
+        )
         for layer in range(g.layers):
             last = layer == g.layers - 1
             attn_rows = 1 if last and tail == "last_row" else t

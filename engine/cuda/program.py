@@ -149,10 +149,9 @@ class Binder:
         return [lambda: runtime.memcpyAsync(to, self.host.ids, size, kind, self.stream)]
 
     def embed(self, op: Op) -> list[Submit]:
-        kernel = jit.kernel("embed", symbol="embed_rows")
-        table = self.weights.matrix("token_embd.weight")
+        kernel = jit.kernel("embed", symbol=f"embed_rows<{self.weights.embedding_type.upper()}>")
         return [
-            kernel.bind(self.stream, (op.m,), (256,), _pointer(self.arena["ids"]), _pointer(table),
+            kernel.bind(self.stream, (op.m,), (256,), _pointer(self.arena["ids"]), _pointer(self.weights.embedding),
                         _pointer(self.arena["residual"]), ctypes.c_int(self.g.hidden))
         ]  # fmt: skip
 

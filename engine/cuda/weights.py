@@ -1,5 +1,7 @@
 """Weights on the device: every matrix as f16 [N, K] in one resident cache, dequantised once by our own kernels.
 
+The token embedding stays as its ggml blocks, of which a prefill reads a few rows; a tied head has an f16 copy beside it.
+
 Matrices that the `concat` lever joins lie one after another (q, k, v; gate, up), so that a GEMM over all their rows and
 a GEMM over one of them read the same bytes: the lever changes views, never the cache.
 """
@@ -19,6 +21,7 @@ from engine.geometry import Geometry
 from engine.synth import SynthTensor, describe_tensor
 from engine.tensors import Model, TensorInfo
 
+EMBEDDING = "token_embd.weight"
 GROUPS = (("attn_q", "attn_k", "attn_v"), ("attn_output",), ("ffn_gate", "ffn_up"), ("ffn_down",))
 """Matrices of one layer that share a buffer, in the order of their rows."""
 
@@ -44,21 +47,28 @@ class Weights:
         self.vectors: dict[str, int] = {}  # tensor → device address of its f32 [N]
         groups = list(_groups(g))
         names = [tensor for group in groups for tensor in group]
+        embedding = model.info(EMBEDDING)
         vectors = [t for t, info in model.tensors.items() if len(info.shape) == 1]
         sizes = {group[0]: sum(2 * _count(model.info(t)) for t in group) for group in groups}
         vector_offsets, total = {}, 0
         for tensor in vectors:
             vector_offsets[tensor], total = total, align(total + 4 * _count(model.info(tensor)))
-        self.arena = Arena(f"the f16 weight cache of {model.name}", {**sizes, "vectors": max(total, ALIGNMENT)})
+        self.arena = Arena(
+            f"the f16 weight cache of {model.name}",
+            {**sizes, "vectors": max(total, ALIGNMENT), "embedding": embedding.n_bytes},
+        )
         staging = Arena("the staging buffer of weight blocks", {"blocks": max(model.info(t).n_bytes for t in names)})
+        self.embedding_type = embedding.type
         try:
-            done, of = 0, sum(model.info(t).n_bytes for t in names)
+            _load_blocks(model, embedding, self.arena["embedding"], stream)
+            done, of = embedding.n_bytes, embedding.n_bytes + sum(model.info(t).n_bytes for t in names)
             for group in groups:
                 address = self.arena[group[0]]
                 for tensor in group:
                     info = model.info(tensor)
                     self.matrices[tensor] = address
-                    _load_matrix(model, info, staging["blocks"], address, stream)
+                    _load_blocks(model, info, staging["blocks"], stream)
+                    dequantize(info, staging["blocks"], address, stream)
                     address += 2 * _count(info)
                     done += info.n_bytes
                     if progress:
@@ -79,7 +89,12 @@ class Weights:
 
     def matrix(self, tensor: str) -> int:
         """Device address of a matrix; the head of a tied model is the embedding's own."""
-        return self.matrices.get(tensor) or self.matrices["token_embd.weight"]
+        return self.matrices.get(tensor) or self.matrices[EMBEDDING]
+
+    @property
+    def embedding(self) -> int:
+        """Device address of the token embedding's ggml blocks, of type `embedding_type`."""
+        return self.arena["embedding"]
 
     def vector(self, tensor: str) -> int:
         """Device address of a norm's weight or a bias; 0 where the model has none of that name."""
@@ -91,26 +106,23 @@ class Weights:
 
 
 def _groups(g: Geometry) -> Iterator[tuple[str, ...]]:
-    yield ("token_embd.weight",)
     for layer in range(g.layers):
         for group in GROUPS:
             yield tuple(f"blk.{layer}.{matrix}.weight" for matrix in group)
-    if not g.tied_embedding:
-        yield ("output.weight",)
+    yield (EMBEDDING if g.tied_embedding else "output.weight",)
 
 
 def _count(info: TensorInfo) -> int:
     return int(np.prod(info.shape, dtype=np.int64))
 
 
-def _load_matrix(model: Model, info: TensorInfo, staging: int, out: int, stream: int) -> None:
-    """Blocks into the staging buffer (made there for synthetic models, else copied), then f16 into the cache."""
+def _load_blocks(model: Model, info: TensorInfo, out: int, stream: int) -> None:
+    """A tensor's blocks to device address `out`: made there for synthetic models, else copied."""
     if model.synthetic and info.type in _SYNTH_PATCH:
         assert model.seed is not None
-        synthesise(describe_tensor(info, model.seed), staging, stream)
+        synthesise(describe_tensor(info, model.seed), out, stream)
     else:
-        _copy_in(staging, model.raw(info.name), stream)
-    dequantize(info, staging, out, stream)
+        _copy_in(out, model.raw(info.name), stream)
 
 
 def dequantize(info: TensorInfo, blocks: int, out: int, stream: int) -> None:

@@ -105,9 +105,11 @@ void patch_f16(u16* h, u64 n, int e) { launch(grid(n, 256), 1, 256, [=] { patch_
 void patch_bf16(u16* h, u64 n, int e) { launch(grid(n, 256), 1, 256, [=] { patch_halves<true>(h, n, e); }); }
 void fill(u8* out, u64 bytes, u64 key) { launch(grid(bytes, 4096), 1, 256, [=] { fill_words(out, bytes, key); }); }
 
-void embed(const int* ids, const __half* table, float* out, unsigned rows, int hidden) {
-  launch(rows, 1, 256, [=] { embed_rows(ids, table, out, hidden); });
-}
+#define EMBED(T) \
+  void embed_##T(const int* ids, const u8* table, float* out, unsigned rows, int hidden) { \
+    launch(rows, 1, 256, [=] { embed_rows<T>(ids, table, out, hidden); }); \
+  }
+EMBED(F32) EMBED(F16) EMBED(BF16) EMBED(Q4_0) EMBED(Q4_1) EMBED(Q5_0) EMBED(Q5_1) EMBED(Q8_0) EMBED(Q4_K) EMBED(Q5_K) EMBED(Q6_K)
 void norm(int vecs, bool add, float* residual, const float* delta, const float* weight, __half* out, unsigned rows, int hidden,
           float eps) {
   const unsigned block = grid(grid(hidden / 4, vecs), 32) * 32;

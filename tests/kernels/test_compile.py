@@ -40,21 +40,21 @@ def test_compiles_within_its_allowed_spills(name: str, arch: str, cubins: Path) 
 
 
 def test_a_cached_cubin_is_read_and_a_torn_one_is_compiled_again(cubins: Path) -> None:
-    first = jit.compile_file("embed", "sm_90a", cache_directory=cubins)
+    first = jit.compile_file("swiglu", "sm_90a", cache_directory=cubins)
     written = first.path.stat().st_mtime_ns
-    assert jit.compile_file("embed", "sm_90a", cache_directory=cubins) == first
+    assert jit.compile_file("swiglu", "sm_90a", cache_directory=cubins) == first
     assert first.path.stat().st_mtime_ns == written
     first.path.write_bytes(first.code[:100])
-    assert jit.compile_file("embed", "sm_90a", cache_directory=cubins).code == first.code
+    assert jit.compile_file("swiglu", "sm_90a", cache_directory=cubins).code == first.code
     assert first.path.read_bytes() == first.code
 
 
 def test_defines_flags_and_architecture_are_part_of_a_cubins_identity(cubins: Path) -> None:
     paths = {
-        jit.compile_file("embed", "sm_90a", cache_directory=cubins).path,
-        jit.compile_file("embed", "sm_80", cache_directory=cubins).path,
-        jit.compile_file("embed", "sm_90a", {"UNUSED": 1}, cache_directory=cubins).path,
-        jit.compile_file("embed", "sm_90a", lineinfo=True, cache_directory=cubins).path,
+        jit.compile_file("swiglu", "sm_90a", cache_directory=cubins).path,
+        jit.compile_file("swiglu", "sm_80", cache_directory=cubins).path,
+        jit.compile_file("swiglu", "sm_90a", {"UNUSED": 1}, cache_directory=cubins).path,
+        jit.compile_file("swiglu", "sm_90a", lineinfo=True, cache_directory=cubins).path,
     }
     assert len(paths) == 4
 
@@ -95,9 +95,11 @@ def test_a_source_that_does_not_compile_says_where(
 def test_the_report_command_prints_json(cubins: Path) -> None:
     del cubins
     ran = subprocess.run(
-        [sys.executable, "-m", "engine.cuda.jit", "--json", "--arch", "sm_90a", "embed"], capture_output=True, text=True
+        [sys.executable, "-m", "engine.cuda.jit", "--json", "--arch", "sm_90a", "swiglu"],
+        capture_output=True,
+        text=True,
     )
     assert ran.returncode == 0, ran.stderr
     (row,) = json.loads(ran.stdout)
-    assert row["kernel"] == "embed_rows" and row["arch"] == "sm_90a" and row["ok"]
+    assert row["kernel"] == "swiglu_rows" and row["arch"] == "sm_90a" and row["ok"]
     assert set(row) >= {"registers", "static_smem", "stack", "spill_stores", "spill_loads", "allowed_spill_bytes"}

@@ -95,13 +95,15 @@ def test_a_fill_of_any_length_stops_at_its_last_byte(kernels: ctypes.CDLL) -> No
         assert (part[length:] == 0xEE).all()
 
 
-def test_embedding_rows_are_gathered_and_widened(kernels: ctypes.CDLL) -> None:
-    rng = np.random.default_rng(1)
-    table = rng.standard_normal((50, 2056)).astype(np.float16)
+@pytest.mark.parametrize("kind", TYPES)
+def test_embedding_rows_are_the_gguf_packages_values(kernels: ctypes.CDLL, kind: str) -> None:
+    info = tensor(kind, 50, 2560)
+    table = np.empty(info.n_bytes, np.uint8)
+    fill(describe_tensor(info, 2), table)
     ids = np.array([49, 0, 7, 7], np.int32)
-    out = np.full((4, 2056), np.nan, np.float32)
-    kernels.embed(at(ids), at(table), at(out), u32(4), ctypes.c_int(2056))
-    np.testing.assert_array_equal(out, table[ids].astype(np.float32))
+    out = np.full((4, 2560), np.nan, np.float32)
+    getattr(kernels, f"embed_{kind.upper()}")(at(ids), at(table), at(out), u32(4), ctypes.c_int(2560))
+    np.testing.assert_array_equal(out, dequantize(table, info)[ids])
 
 
 @pytest.mark.parametrize("hidden", [8, 256, 576, 1032, 3584])
