@@ -59,7 +59,7 @@ _ROUNDED = {"norm": _norm, "gemm": _gemm, "rope_kv": _rope_kv, "attention": _att
 
 
 class _RoundedMatrices:
-    """A model whose matrices are what the resident f16 cache holds."""
+    """A model whose matrices are what the resident f16 cache holds; the embedding is gathered from its blocks, exactly."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -69,7 +69,8 @@ class _RoundedMatrices:
 
     def dequantize(self, tensor: str) -> np.ndarray:
         values = self._model.dequantize(tensor)
-        return values.astype(np.float16).astype(np.float32) if values.ndim == 2 else values
+        exact = values.ndim == 1 or tensor == "token_embd.weight"
+        return values if exact else values.astype(np.float16).astype(np.float32)
 
 
 class F16Oracle(CpuEngine):

@@ -37,7 +37,7 @@ def relative(got: np.ndarray, want: np.ndarray) -> float:
 
 
 def ids_of(tokens: int, vocab: int = 512) -> np.ndarray:
-    return np.random.default_rng(4000 + tokens).integers(0, vocab, tokens).astype(np.int32)
+    return np.random.default_rng(1000 + tokens).integers(0, vocab, tokens).astype(np.int32)
 
 
 @pytest.fixture(scope="module", params=list(GEOMETRIES))
@@ -130,7 +130,7 @@ def test_every_weight_type_loads(kind: str) -> None:
     g = tiny("llama")
     weights, _ = block_of(kind)
     assert g.hidden % weights == 0
-    model = SynthModel(replace(g, weight_types=dict.fromkeys(g.weight_types, kind)), seed=14)
+    model = SynthModel(replace(g, weight_types=dict.fromkeys(g.weight_types, kind)), seed=11)
     with CudaEngine(model, Levers()) as engine, F16Oracle(model, Levers()) as oracle:
         assert relative(engine.prefill(ids_of(9)), oracle.prefill(ids_of(9))) <= KERNELS
 
