@@ -207,7 +207,8 @@ class _Scanner:
                     continue
                 raise ValueError(f"{error.msg} near its end" if self._ended else error.msg) from None
             # A number at the window's edge may go on in the next piece: "0" of "0.", "1" of "1e+".
-            if len(self._window) - end < 3 and not isinstance(found, (dict, list, str)) and self._more():
+            if len(self._window) - end < 3 and not isinstance(found, (dict, list, str)) and not self._ended:
+                self._more()
                 continue
             self._at = end
             return found

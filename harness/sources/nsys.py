@@ -256,11 +256,11 @@ class Export:
         select = ["start", "end", place, column("graphNodeId"), label]
         select += shape if kind == "kernel" else []
         select += size + process + correlation
-        rows = read_integers(self.database, table, select)
-        n = len(rows)
+        read = read_integers(self.database, table, select)
+        n = len(read[0])
         if n == 0:
             return None
-        values = iter(rows.T)
+        values = iter(read)
         out = {key: next(values) for key in ("start", "end", "stream", "node", "label")}
         out["device"], out["stream"] = out["stream"] >> 32, out["stream"] & 0xFFFFFFFF
         none = np.full(n, -1, np.int64)
@@ -317,13 +317,15 @@ class Export:
 
     def _calls(self) -> pd.DataFrame:
         """Runtime and driver calls by (globalPid, correlation id): start (absolute ns) and thread (globalTid)."""
-        if RUNTIME not in self.columns:
-            return pd.DataFrame(
-                {"start": [], "thread": []}, index=pd.MultiIndex.from_arrays([[], []]), dtype=np.int64
-            )  # fmt: skip
+        names = ["start", "thread", "correlation"]
+        select = ["start", "ifnull(globalTid, 0)", "ifnull(correlationId, -1)"]
         with self._guard():
-            rows = read_integers(self.database, RUNTIME, ["start", "ifnull(globalTid, 0)", "ifnull(correlationId, -1)"])
-        frame = pd.DataFrame({"start": rows[:, 0], "thread": rows[:, 1], "correlation": rows[:, 2]})
+            read = (
+                read_integers(self.database, RUNTIME, select)
+                if RUNTIME in self.columns
+                else [np.empty(0, np.int64)] * 3
+            )
+        frame = pd.DataFrame(dict(zip(names, read, strict=True)))
         frame["process"] = _process_of(frame["thread"].to_numpy())
         # A correlation id is unique in its process only; the first call of one submitted the work.
         frame = frame.sort_values("start", kind="stable").drop_duplicates(["process", "correlation"])

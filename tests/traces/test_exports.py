@@ -318,11 +318,23 @@ def test_two_processes_whose_ordinals_mean_different_gpus_are_kept_apart(tmp_pat
     assert read_trace(write(tmp_path / "x.sqlite", content)).launches["device"].tolist() == [4, 6]
 
 
-def test_a_table_read_by_two_processes_is_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write(tmp_path / "x.sqlite", Content(kernels=[Kernel("k", i, i + 3) for i in range(1000)]))
-    whole = read_integers(path, "CUPTI_ACTIVITY_KIND_KERNEL", ["start", "end"])
+def test_a_table_read_by_two_threads_is_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "a b%20c.sqlite", Content(kernels=[Kernel("k", i, i + 3) for i in range(1000)]))
+    whole = read_integers(path, "CUPTI_ACTIVITY_KIND_KERNEL", ["start", "end - start"])
     monkeypatch.setattr("harness.sources.rows.SPLIT_ROWS", 10)
-    assert (read_integers(path, "CUPTI_ACTIVITY_KIND_KERNEL", ["start", "end"]) == whole).all() and len(whole) == 1000
+    monkeypatch.setattr("harness.sources.rows.BATCH_ROWS", 7)
+    halves = read_integers(path, "CUPTI_ACTIVITY_KIND_KERNEL", ["start", "end - start"])
+    assert whole[0].tolist() == halves[0].tolist() == list(range(1000)) and set(halves[1]) == {3}
+
+
+@pytest.mark.parametrize("value", ["soon", None, 1.5, b"1"])
+def test_a_column_that_is_no_whole_number_is_one_sentence(tmp_path: Path, value: object) -> None:
+    content = Content(
+        kernels=[Kernel("k", i, i + 3) for i in range(9)],
+        raw=[("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET end = ? WHERE rowid = 5", (value,))],
+    )
+    with pytest.raises(HarnessError, match="holds a value of the wrong type"):
+        read_trace(write(tmp_path / "x.sqlite", content))
 
 
 SECRETS = (

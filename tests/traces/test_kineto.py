@@ -106,6 +106,7 @@ def test_the_window_cuts_values_anywhere(value: Any, window: int, indent: int) -
     text = json.dumps(
         {"before": value, "traceEvents": [value, 12, "x", value], "after": [value]}, indent=indent or None
     )
+    text += "\n" * indent
     kept = kineto._WINDOW
     kineto._WINDOW = window
     try:
