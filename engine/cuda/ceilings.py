@@ -1,4 +1,4 @@
-"""How fast this GPU can do what a prefill is made of: f16 GEMM through cublasLt, and a copy in device memory.
+"""How fast this GPU can do what a prefill is made of: f16 GEMM through cublasLt, and copies and reads of device memory.
 
 Random operands (a GEMM on zeros draws less power and runs faster than any real one), events around batches of launches,
 the best batch counts. `idle_s` lets a power-capped GPU rest first (burst); `load_s` keeps it busy first (sustained).
@@ -6,10 +6,12 @@ the best batch counts. `idle_s` lets a power-capped GPU rest first (burst); `loa
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Callable
 from typing import Any
 
+from engine.cuda import jit
 from engine.cuda.arena import Arena
 from engine.cuda.cublaslt import CublasLt
 from engine.cuda.weights import fill_random_f16
@@ -63,6 +65,25 @@ def copy_seconds(size: int, *, idle_s: float = 0.0, load_s: float = 0.0) -> floa
             runtime.memcpyAsync(arena["to"], arena["from"], size, runtime.memcpyDeviceToDevice, stream.ptr)
 
         return _best(copy, stream, idle_s, load_s)
+    finally:
+        stream.synchronize()
+        arena.close()
+
+
+def read_seconds(size: int, *, idle_s: float = 0.0, load_s: float = 0.0) -> float:
+    """Seconds of reading `size` bytes (a multiple of 16) and writing none: memory turns around less than in a copy."""
+    from cupy.cuda import Stream, runtime
+
+    stream = Stream(non_blocking=True)
+    arena = Arena(f"a read of {size} bytes", {"from": size, "sink": 4})
+    blocks = 8 * int(runtime.getDeviceProperties(runtime.getDevice())["multiProcessorCount"])
+    try:
+        fill_random_f16(arena["from"], size // 2, 1, stream.ptr)
+        launch = jit.kernel("stream", symbol="read_stream").bind(
+            stream.ptr, (blocks,), (256,), ctypes.c_void_p(arena["from"]), ctypes.c_ulonglong(size // 16),
+            ctypes.c_void_p(arena["sink"]), ctypes.c_uint(0x9E3779B9),
+        )  # fmt: skip
+        return _best(launch, stream, idle_s, load_s)
     finally:
         stream.synchronize()
         arena.close()

@@ -169,7 +169,13 @@ def _tracer(
         wanted = levers
         return TraceElsewhere(
             lambda plan, passes, seed: trace_passes(
-                model, wanted, plan, passes=passes, idle_s=protocol.idle_s, seed=seed
+                model,
+                wanted,
+                plan,
+                warmup=protocol.warmup + protocol.cuda.runs,
+                passes=passes,
+                idle_s=protocol.idle_s,
+                seed=seed,
             )
         )
     fits = "host" if backend == "cpu" else "cupti or nsys"

@@ -232,8 +232,8 @@ def _tell(report: Report | None, done: int, of: int) -> None:
 
 
 def _measure_cuda(regime: str, shapes: Sequence[Shape], key: dict[str, Any], report: Report | None) -> Ceilings:
-    """f16 GEMM through cublasLt and device copies, timed by events."""
-    from engine.cuda.ceilings import copy_seconds, gemm_seconds
+    """f16 GEMM through cublasLt, device copies and reads, timed by events."""
+    from engine.cuda.ceilings import copy_seconds, gemm_seconds, read_seconds
 
     all_shapes = [(4096, 4096, 4096), (8192, 8192, 4096), *shapes]
     sizes = [8 << 20, 16 << 20, 256 << 20]  # bytes of one operand: in L2, in L2 on the largest GPUs, DRAM
@@ -245,9 +245,10 @@ def _measure_cuda(regime: str, shapes: Sequence[Shape], key: dict[str, Any], rep
         gemm.append({"m": m, "n": n, "k": k, "tflop_per_s": 2 * m * n * k / seconds / 1e12})
         _tell(report, len(gemm), len(all_shapes) + len(sizes))
     for size in sizes:
-        seconds = copy_seconds(size, idle_s=idle_s, load_s=load_s)
-        memory.append({"bytes": 2 * size, "gb_per_s": 2 * size / seconds / 1e9})
-        _tell(report, len(gemm) + len(memory), len(all_shapes) + len(sizes))
+        copied = 2 * size / copy_seconds(size, idle_s=idle_s, load_s=load_s)
+        read = 2 * size / read_seconds(2 * size, idle_s=idle_s, load_s=load_s)
+        memory += [{"bytes": 2 * size, "gb_per_s": copied / 1e9}, {"bytes": 2 * size, "gb_per_s": read / 1e9}]
+        _tell(report, len(gemm) + len(memory) // 2, len(all_shapes) + len(sizes))
     return _assemble("cuda", str(key["device"]), regime, "f16", gemm, memory, key)
 
 

@@ -165,5 +165,7 @@ def findings(row: SolRow) -> list[str]:
     if abs(off) > TIME_TOLERANCE:
         said.append(f"{counted.duration_ns / 1e3:.1f} µs under ncu, {row.traced_us:.1f} µs in the trace ({off:+.0%})")
     if row.computed_sol > 1.02:
-        said.append(f"faster than the measured ceiling allows ({row.computed_sol:.0%}): did it do all its work?")
+        said.append(
+            f"at {row.computed_sol:.0%} of its roofline it is faster than the measured ceiling allows: check that it does all its work"
+        )
     return said

@@ -23,16 +23,17 @@ from harness.sources.profiled_child import spec_of
 from harness.sources.trace import Trace
 
 
-def trace_passes(model: str | None, levers: Levers, plan: Plan, *, passes: int, idle_s: float, seed: int,
+def trace_passes(model: str | None, levers: Levers, plan: Plan, *, warmup: int, passes: int, idle_s: float, seed: int,
                  keep: Path | None = None) -> list[Trace]:  # fmt: skip
     """Traced prefills of `plan.tokens` fresh random tokens, one Trace per pass, in order.
 
+    warmup: forwards before the first pass, at the same pace: a GPU's clock follows what it did in the last second.
     keep: where the SQLite export is left (it still holds environment variables and host names: scrub it). Raises
     HarnessError when nsys is missing, the child fails, or it did not run the levers that were asked for.
     """
     with tempfile.TemporaryDirectory(prefix="harness-nsys-") as folder:
         report, spec_file = Path(folder) / "child.json", Path(folder) / "spec.json"
-        spec = spec_of(model, levers, plan.tokens, passes=passes, seed=seed, idle_s=idle_s)
+        spec = spec_of(model, levers, plan.tokens, warmup=warmup, passes=passes, seed=seed, idle_s=idle_s)
         spec_file.write_text(json.dumps(spec | {"report": str(report)}))
         exported = keep or Path(folder) / "trace.sqlite"
         record([sys.executable, "-m", "harness.sources.profiled_child", str(spec_file)], exported)

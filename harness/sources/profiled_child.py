@@ -2,7 +2,7 @@
 
 `python -m harness.sources.profiled_child SPEC.json`. The spec is a JSON object:
 
-    {"model": str | null, "backend": "cuda", "levers": {…}, "tokens": 3325, "seed": 1, "passes": 3, "idle_s": 0.2,
+    {"model": str | null, "backend": "cuda", "levers": {…}, "tokens": 3325, "seed": 1, "warmup": 1, "passes": 3, "idle_s": 0.2,
      "profile_ops": [12, 45] | null, "report": "out.json"}
 
 Each pass is the NVTX range "prefill K" (K from 0), each op in it the range "op INDEX". With `profile_ops`, the profiler
@@ -48,12 +48,12 @@ class RangeHook:
             profiler.stop()
 
 
-def spec_of(engine_model: str | None, levers: Levers, tokens: int, *, passes: int = 3, seed: int = 1, idle_s: float = 0.2,
-            backend: str = "cuda",
+def spec_of(engine_model: str | None, levers: Levers, tokens: int, *, warmup: int = 1, passes: int = 3, seed: int = 1,
+            idle_s: float = 0.2, backend: str = "cuda",
             profile_ops: list[int] | None = None) -> dict[str, Any]:  # fmt: skip
     """The spec of a child that runs this configuration (without its `report`)."""
     return {"model": engine_model, "backend": backend, "levers": levers.to_dict(), "tokens": tokens, "seed": seed,
-            "passes": passes, "idle_s": idle_s, "profile_ops": profile_ops}  # fmt: skip
+            "warmup": warmup, "passes": passes, "idle_s": idle_s, "profile_ops": profile_ops}  # fmt: skip
 
 
 def run(spec: dict[str, Any], engine: Engine) -> dict[str, Any]:
@@ -62,12 +62,14 @@ def run(spec: dict[str, Any], engine: Engine) -> dict[str, Any]:
     plan = engine.plan(tokens)
     random = np.random.default_rng(spec["seed"])
     chosen = frozenset(spec["profile_ops"] or ())
-    engine.prefill(random.integers(0, plan.geometry.vocab, tokens, dtype=np.int32))
-    walls = []
-    for k in range(passes):
+    walls: list[int] = []
+    for k in range(-int(spec["warmup"]), passes):
         ids = random.integers(0, plan.geometry.vocab, tokens, dtype=np.int32)
-        hook = RangeHook(chosen if k == passes - 1 else frozenset())
         time.sleep(float(spec["idle_s"]))
+        if k < 0:
+            engine.prefill(ids)
+            continue
+        hook = RangeHook(chosen if k == passes - 1 else frozenset())
         start = time.perf_counter_ns()
         with nvtx.annotate(f"prefill {k}"):
             engine.prefill(ids, hook=hook)

@@ -220,6 +220,7 @@ class FakeEngine:
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCupti:
+    monkeypatch.setattr("harness.sources.cupti._touch_the_device", lambda: None)  # needs CuPy
     module, package = FakeCupti(), ModuleType("cupti")
     package.cupti = module  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "cupti", package)

@@ -70,7 +70,7 @@ def test_a_damaged_cache_file_is_measured_over(cache: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("regime", ["burst", "sustained"])
-def test_a_gpus_envelope_is_the_best_shape_and_the_largest_copy(
+def test_a_gpus_envelope_is_the_best_shape_and_the_best_stream_beyond_its_caches(
     cache: Path, monkeypatch: pytest.MonkeyPatch, regime: str
 ) -> None:
     from engine.cuda import ceilings as device
@@ -84,7 +84,8 @@ def test_a_gpus_envelope_is_the_best_shape_and_the_largest_copy(
     monkeypatch.setattr(device, "identity", lambda: {"device": "toy", "cublaslt": 1})
     monkeypatch.setattr(device, "gemm_seconds", gemm)
     monkeypatch.setattr(device, "copy_seconds", lambda size, **_: 2 * size / (6e12 if size < 1 << 25 else 4e12))
+    monkeypatch.setattr(device, "read_seconds", lambda size, **_: size / 4.5e12)
     c = ceilings_for("cuda", regime, plan=build_plan(tiny(), 64))
-    assert (c.tflop_per_s, c.gb_per_s, c.cache_gb_per_s) == pytest.approx((700, 4000, 6000))
+    assert (c.tflop_per_s, c.gb_per_s, c.cache_gb_per_s) == pytest.approx((700, 4500, 6000))
     assert c.device == "toy" and c.precision == "f16" and c.key["regime"] == regime
     assert asked[0] == ((roofline.IDLE_S, 0.0) if regime == "burst" else (0.0, roofline.LOAD_S))
