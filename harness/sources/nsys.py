@@ -125,16 +125,17 @@ class Export:
         """
         table, correlation, process = self._table(with_correlation=True)
         ranges = self._matching(pattern)
-        calls = self._calls()
-        keys = pd.MultiIndex.from_arrays([process, correlation])
-        row = calls.index.get_indexer(keys)
-        known = row >= 0
-        start = np.where(known, calls["start"].to_numpy()[row], -1)
-        thread = np.where(known, calls["thread"].to_numpy()[row], -2)
+        position, start, thread = self._submissions(process, correlation)
+        owner = {r: r.thread if r.thread >= 0 else r.process for r in ranges}
+        by: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        for key in set(owner.values()):
+            mine = np.flatnonzero((thread == key) | (process[position] == key))
+            by[key] = start[mine], position[mine]
         inside = []
-        for r in ranges:
-            same = (thread == r.thread) if r.thread >= 0 else (process == r.process)
-            inside.append((r, np.flatnonzero(same & (start >= r.start) & (start <= r.end))))
+        for r, key in owner.items():
+            starts, positions = by[key]
+            low, high = np.searchsorted(starts, r.start), np.searchsorted(starts, r.end, side="right")
+            inside.append((r, np.sort(positions[low:high])))
         return table, inside
 
     def ranges(self) -> list[Range]:
@@ -315,21 +316,24 @@ class Export:
             gpus.setdefault(ordinal, set()).add(gpu)
         return {(p, o): g for p, o, g in rows} if any(len(g) > 1 for g in gpus.values()) else {}
 
-    def _calls(self) -> pd.DataFrame:
-        """Runtime and driver calls by (globalPid, correlation id): start (absolute ns) and thread (globalTid)."""
-        names = ["start", "thread", "correlation"]
-        select = ["start", "ifnull(globalTid, 0)", "ifnull(correlationId, -1)"]
+    def _submissions(self, process: np.ndarray, correlation: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(launch's position, call's start in absolute ns, call's globalTid) of launches whose call was recorded, by start."""
+        if RUNTIME not in self.columns:
+            return (np.empty(0, np.int64),) * 3
         with self._guard():
-            read = (
-                read_integers(self.database, RUNTIME, select)
-                if RUNTIME in self.columns
-                else [np.empty(0, np.int64)] * 3
-            )
-        frame = pd.DataFrame(dict(zip(names, read, strict=True)))
-        frame["process"] = _process_of(frame["thread"].to_numpy())
+            select = ["start", "ifnull(globalTid, 0)", "ifnull(correlationId, -1)"]
+            start, thread, called = read_integers(self.database, RUNTIME, select)
+        order = np.argsort(start, kind="stable")
+        start, thread, called = start[order], thread[order], called[order]
         # A correlation id is unique in its process only; the first call of one submitted the work.
-        frame = frame.sort_values("start", kind="stable").drop_duplicates(["process", "correlation"])
-        return frame.set_index(["process", "correlation"])[["start", "thread"]]
+        code, _ = pd.factorize(np.concatenate([_process_of(thread), process]))
+        keys = pd.Index(code << 40 | np.concatenate([called, correlation]))
+        first = np.flatnonzero(~keys[: len(start)].duplicated())
+        row = keys[first].get_indexer(keys[len(start) :])
+        position = np.flatnonzero(row >= 0)
+        call = first[row[position]]
+        order = np.argsort(call, kind="stable")
+        return position[order], start[call[order]], thread[call[order]]
 
     def _matching(self, pattern: str) -> list[Range]:
         ranges = self.ranges()
