@@ -81,7 +81,12 @@ def _show_info(found: dict[str, Any]) -> None:
 @click.option("--device", type=int, help="Only this device's launches.")
 @click.option("--json", "json_path", metavar="PATH", help='Write JSON; "-" is stdout.')
 def classify(file: Path, rules: tuple[Path, ...], device: int | None, json_path: str | None) -> int:
-    """Which class each kernel name of FILE gets, and by which rule, the longest first."""
+    """Which class each kernel name of FILE gets, and by which rule, the longest first.
+
+    A rule file is YAML: `rules:` and a list of {pattern: REGEX, class: gemm, weight_type: q4_K}. `pattern` is looked for in
+    the whole name, `entry` in the function's qualified name, `arguments` in its template arguments; all that are given must
+    match, and the first rule that does wins. `protocols/classes/` holds the packaged ones.
+    """
     from harness.attribution.recorded import names
     from harness.files import emit_json
 
