@@ -119,7 +119,7 @@ def planted_rounds(
     play: Callable[[Request, LandingProtocol], tuple[Path, RoundRecord]], voice: Live,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Rounds in which the base spins for a known share of its wall, so that the lever's true gain is known."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for label, offset in PLANTED:
         gain = 0.0 if offset is None else protocol.bar + offset
         slower = base.model_copy(update={"plant": Plant(fraction=gain), "name": f"{base.name} + {gain:.1%}"})

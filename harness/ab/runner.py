@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol, cast
 import numpy as np
 
 from harness.ab import mechanism, schedule
-from harness.ab.identity import arm_identity, drifted, what_decides
+from harness.ab.identity import arm_identity, drifted
 from harness.ab.live import Status
 from harness.ab.process import WorkerFailure
 from harness.ab.protocol import GatesProtocol, LandingProtocol
@@ -25,7 +25,7 @@ from harness.ab.verdict import Conclusion, conclude, half_wall, outcome, pairs_o
 from harness.config import ArmConfig
 from harness.errors import HarnessError
 from harness.gates.parity import rel_l2
-from harness.gates.suite import Opened, run_gates
+from harness.gates.suite import NO_OP, Opened, run_gates
 from harness.rounds.record import Anchor, ArmDiff, Evidence, Gate, RoundRecord, Sample, Window
 from harness.rounds.store import append_sample, attach, file_sha256, load_rounds, read_samples, save_record
 from harness.rounds.tables import AFTER, BEFORE
@@ -173,17 +173,16 @@ class Round:
         if not record.gates:
             base, lever = setup.arms["A"], setup.arms["B"]
             report = run_gates(
-                base, lever, launch=setup.launch, limits=setup.gates, seed=record.seed, say=setup.voice.say
-            )
+                base, lever, launch=setup.launch, limits=setup.gates, seed=record.seed, say=setup.voice.say,
+                look_for_no_op=not record.aa,
+            )  # fmt: skip
             record.gates = report.gates
             for letter, opened in report.opened.items():
                 self._note_arm(letter, opened)
-            if not record.aa and self._is_no_op(report.opened):
-                record.gates.append(Gate(name="not a no-op", ok=False, detail="identical plan, kernels and algorithms"))
-                self._save()
-                raise Ends("REVERTED", "no-op", "both arms have the same plan and the same machine code: nothing was timed",
-                           "check that the lever reaches the engine")  # fmt: skip
             self._save()
+        if any(g.name == NO_OP and g.ok is False for g in record.gates):
+            raise Ends("REVERTED", "no-op", "both arms have the same plan and the same machine code: nothing was timed",
+                       "check that the lever reaches the engine")  # fmt: skip
         self._stop_on_failed_gate()
 
     def _stop_on_failed_gate(self) -> None:
@@ -224,13 +223,6 @@ class Round:
                 f"arm {letter} ({arm.name}) is no longer what round {self.record.number} measured ({', '.join(found[:3])} changed); "
                 "start a new round."
             )
-
-    def _is_no_op(self, opened: dict[str, dict[str, Any]]) -> bool:
-        """Same plan and same description (kernel hashes, algorithms), where the arms' own switches cannot hide elsewhere."""
-        a, b = opened["A"], opened["B"]
-        if a["plan"] is None or self.setup.arms["A"].plant != self.setup.arms["B"].plant:
-            return False
-        return a["plan"] == b["plan"] and what_decides(a["described"]) == what_decides(b["described"])
 
     def _mechanism(self) -> None:
         """Traced passes of both arms in processes of their own: liveness, work missing, and the changed ops' busy time."""

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from harness.ab import schedule
+from harness.ab.identity import what_decides
 from harness.ab.protocol import GatesProtocol
 from harness.config import ArmConfig, CommandEngine, CommandGate
 from harness.gates.bitwise import bitwise, determinism
@@ -67,12 +68,32 @@ class GateReport:
 
 
 def run_gates(
-    base: ArmConfig, lever: ArmConfig, *, launch: Launch, limits: GatesProtocol, seed: int, say: Callable[[str], None]
+    base: ArmConfig,
+    lever: ArmConfig,
+    *,
+    launch: Launch,
+    limits: GatesProtocol,
+    seed: int,
+    say: Callable[[str], None],
+    look_for_no_op: bool = False,
 ) -> GateReport:
-    """Runs every gate that applies. Raises WorkerFailure where an arm does not open or dies."""
+    """Runs every gate that applies. Raises WorkerFailure where an arm does not open or dies.
+
+    look_for_no_op: arms with the same plan and machine code end it at once, with the one gate that says so.
+    """
     with tempfile.TemporaryDirectory(prefix="gates-") as scratch:
-        suite = _Suite(base, lever, launch, limits, seed, say, Path(scratch))
-        return suite.run()
+        return _Suite(base, lever, launch, limits, seed, say, Path(scratch)).run(look_for_no_op)
+
+
+NO_OP = "not a no-op"
+
+
+def is_no_op(base: ArmConfig, lever: ArmConfig, opened: dict[str, dict[str, Any]]) -> bool:
+    """Same plan and same description (kernel hashes, algorithms): the lever changes nothing that runs."""
+    a, b = opened["A"], opened["B"]
+    if a["plan"] is None or base.plant != lever.plant:
+        return False
+    return a["plan"] == b["plan"] and what_decides(a["described"]) == what_decides(b["described"])
 
 
 @dataclass
@@ -86,9 +107,11 @@ class _Suite:
     scratch: Path
     prompt: list[int] | None = None
 
-    def run(self) -> GateReport:
+    def run(self, look_for_no_op: bool) -> GateReport:
         a, b = (self.compute(letter, arm) for letter, arm in (("A", self.base), ("B", self.lever)))
         opened = {"A": a.opened, "B": b.opened}
+        if look_for_no_op and is_no_op(self.base, self.lever, opened):
+            return GateReport([Gate(name=NO_OP, ok=False, detail="identical plan, kernels and algorithms")], opened)
         if isinstance(self.base.engine, CommandEngine) or isinstance(self.lever.engine, CommandEngine):
             return GateReport(self.declared(a, b), opened)
         return GateReport([*self.at_timed_shape(a, b), *self.on_real_weights(a, b)], opened)

@@ -24,12 +24,13 @@ class VirtualClock:
         self.virtual = True
 
     def ns(self) -> int:
+        self.now_ns += 100  # reading a clock takes time, so that waiting for it ends
         return self.now_ns if self.virtual else time.perf_counter_ns()
 
     def pass_ms(self, ms: float) -> None:
         if self.virtual:
             self.now_ns += int(ms * 1e6)
-        else:
+        elif ms:
             time.sleep(ms / 1e3)
 
     def sleep(self, seconds: float) -> None:

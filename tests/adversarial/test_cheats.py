@@ -126,3 +126,58 @@ def test_more_than_a_fifth_of_the_pairs_dropped_is_an_invalid_window(run_round: 
     record = run_round({}, {"gain": 0.1}, sentinel=Throttled({3, 7, 11}))
     assert (record.verdict, record.outcome) == ("INVALID", "invalid-window")
     assert verify(find_round(1)) == []
+
+
+def test_a_wall_beyond_the_measured_ceiling_is_not_believed(run_round: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that names its model cannot be faster than the model's MACs at this machine's ceiling."""
+    import conftest
+
+    floors = iter([12.0, 12.5])
+    monkeypatch.setattr(
+        conftest.Session, "floor", lambda self, regime, fresh=False: {"there": True, "floor_ms": next(floors)}
+    )
+    record = run_round({}, {"gain": 1.5})
+    assert (record.verdict, record.outcome) == ("REVERTED", "gate-failed")
+    assert "8.000 ms, but its MACs need 12.500 ms" in record.reason and "work is missing" in record.reason
+
+
+def test_a_ceiling_that_was_measured_too_low_is_measured_again_before_it_accuses(
+    run_round: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import conftest
+
+    floors = iter([30.0, 15.0])
+    monkeypatch.setattr(
+        conftest.Session, "floor", lambda self, regime, fresh=False: {"there": True, "floor_ms": next(floors)}
+    )
+    assert run_round({}, {"gain": 0.1}).verdict == "LANDED"
+
+
+def test_a_calibration_finds_the_noise_and_judges_planted_gains_rightly(
+    run_round: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import contextlib
+
+    import conftest
+
+    from harness.ab import calibrate as room
+    from harness.ab import calibration
+    from harness.ab.protocol import LandingProtocol
+    from harness.config import load_protocol
+
+    base = conftest.simulated_arm("base", sd=0.004)
+    monkeypatch.setattr(
+        room, "opened_setup", lambda request, protocol, voice: contextlib.nullcontext(conftest.make_setup(request.arms))
+    )
+    found = room.calibrate(
+        base, load_protocol("landing", LandingProtocol), "burst", name="landing", pairs=20, inner=7, planted=True, boots=None,
+        seed=4, voice=conftest.Quiet(),  # type: ignore[arg-type]
+    )  # fmt: skip
+    assert 0.0002 < found.s0 < 0.006 and found.inner % 2 == 1
+    assert found.smallest_gain is not None and 0.015 < found.smallest_gain < 0.03
+    assert 0 < found.noise_floor < 0.01
+    assert [row["planted"] for row in found.planted] == pytest.approx([0.0, 0.01, 0.02, 0.025])
+    assert all(row["as_it_should"] for row in found.planted)
+    assert found.planted[0]["verdict"] == "REVERTED" and found.planted[3]["verdict"] == "LANDED"
+    kept = calibration.load(conftest.MACHINE_NAME, "burst", base.hash())
+    assert kept is not None and kept.s0 == found.s0 and len(kept.planted) == 4
