@@ -87,18 +87,18 @@ class Gpu:
         processes = self._read("nvmlDeviceGetComputeRunningProcesses")
         return None if processes is None else {int(p.pid) for p in processes}
 
-    def foreign_pids(self, own: set[int]) -> list[int]:
+    def foreign_pids(self, own: set[int], expected: int) -> list[int]:
         """Compute processes that are not in `own`.
 
         Inside a container NVML may list PIDs of the host's namespace. Then none of `own` is in the list, and only its
-        length can be judged: one entry is expected per process of ours.
+        length can be judged: `expected` entries may be ours.
         """
         pids = self.compute_pids()
         if not pids:
             return []
         if own & pids:
             return sorted(pids - own)
-        return sorted(pids)[: max(0, len(pids) - len(own))]
+        return sorted(pids)[: max(0, len(pids) - expected)]
 
 
 def _text(value: str | bytes) -> str:
@@ -190,7 +190,7 @@ class Sentinel:
             state["gpu"] = self.gpu.sample() | {
                 "memory_used_bytes": self.gpu.memory_used_bytes(),
                 "utilization": self.gpu.utilization(),
-                "foreign": self.gpu.foreign_pids(own_pids()),
+                "foreign": self.foreign_pids(),
             }
         return state
 
@@ -231,7 +231,10 @@ class Sentinel:
 
     def foreign_pids(self) -> list[int]:
         """Compute processes on the GPU that are neither this process nor its descendants; [] where not seen."""
-        return self.gpu.foreign_pids(own_pids()) if self.gpu is not None else []
+        if self.gpu is None:
+            return []
+        own = own_pids()
+        return self.gpu.foreign_pids(own, len(own) - 1)  # this process itself computes nothing on the GPU
 
     def peak_memory_bytes(self) -> int | None:
         """Highest device memory in use by everyone since the last call; None without NVML."""

@@ -54,7 +54,7 @@ def test_a_fast_lever_lands_with_a_record_that_verifies_until_one_wall_is_change
     changed["wall_ms"][0] *= 1.01
     lines[4] = json.dumps(changed)
     (path / "samples.jsonl").write_text("\n".join(lines) + "\n")
-    assert harness(here, "round", "verify", "1", status=1)
+    assert "by its samples" in harness(here, "round", "verify", "1", status=6).stderr
 
 
 def test_arms_that_run_the_same_are_refused_unless_an_a_a_is_asked_for_by_name(here: Path) -> None:
@@ -68,7 +68,7 @@ def test_arms_that_run_the_same_are_refused_unless_an_a_a_is_asked_for_by_name(h
 
 def test_a_worker_that_dies_ends_the_round_as_invalid_with_its_last_lines(here: Path) -> None:
     (here / "dies.yaml").write_text(
-        f"extends: base.yaml\nengine: {{kind: python, setup: 'hostile:setup', path: ['{HERE}'], args: {{what: exit, after: 3}}}}\n"
+        f"engine: {{kind: python, setup: 'hostile:setup', path: ['{HERE}'], args: {{what: exit, after: 3}}}}\ntokens: 8\n"
     )
     done = harness(here, "ab", "--aa", "dies.yaml", "--protocol", "quick.yaml", status=4)
     told = " ".join(done.stdout.split())  # it wraps at the console's width
@@ -111,9 +111,9 @@ def test_a_command_engine_declares_its_gates_and_runs_like_any_other(here: Path)
 @pytest.mark.slow
 def test_a_real_cpu_lever_runs_to_a_verdict_and_an_inert_one_is_a_no_op(here: Path) -> None:
     """The embedded engine on the CPU: the same code path as on a GPU, from gates to record."""
-    base = "engine: {kind: embedded, backend: cpu}\nmodel: tiny-llama\ntokens: 64\nlevers: {cpu_threads: 1}\n"
+    base = "engine: {kind: embedded, backend: cpu}\nmodel: tiny-llama\ntokens: 64\n"
     (here / "cpu.yaml").write_text(base)
-    (here / "threads.yaml").write_text("extends: cpu.yaml\nlevers: {cpu_threads: 2, concat: on}\nops: [gate_up, q_o]\n")
+    (here / "threads.yaml").write_text("extends: cpu.yaml\nlevers: {cpu_threads: 1, concat: on}\nops: [gate_up, q_o]\n")
     (here / "inert.yaml").write_text("extends: cpu.yaml\nlevers: {gemm_heuristic: first}\n")
     done = subprocess.run(
         [sys.executable, "-m", "harness.cli", "ab", "cpu.yaml", "threads.yaml", "--protocol", "quick.yaml", "--json", "-"],

@@ -79,3 +79,14 @@ def test_identity_is_by_content_not_by_prose_or_defaults() -> None:
     assert plain.hash() == spelled.hash() and diff_arms(plain, spelled) == {}
     changed = ArmConfig(name="c", levers={"concat": "on"})
     assert changed.hash() != plain.hash() and diff_arms(plain, changed) == {"levers.concat": ("off", "on")}
+
+
+def test_every_experiment_in_the_repository_loads_and_predicts_before_it_runs() -> None:
+    room = Path(__file__).parents[2] / "experiments"
+    levers = sorted((room / "levers").glob("*.yaml"))
+    assert levers
+    for path in sorted(room.glob("*.yaml")):
+        load_arm(path)
+    for path in levers:
+        arm = load_arm(path)
+        assert arm.hypothesis and arm.mechanism and arm.predicted_gain is not None, path

@@ -122,7 +122,7 @@ def test_a_missing_figure_is_none_and_the_others_are_there() -> None:
     ],
 )
 def test_foreign_processes_in_and_out_of_containers(listed: list[int], own: set[int], foreign: list[int]) -> None:
-    assert Gpu(FakeNvml(listed), 0).foreign_pids(own) == foreign
+    assert Gpu(FakeNvml(listed), 0).foreign_pids(own, 1) == foreign
 
 
 def test_samples_are_charged_to_the_forward_that_they_fall_into(monkeypatch: pytest.MonkeyPatch) -> None:
