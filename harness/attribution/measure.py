@@ -184,11 +184,11 @@ def measure(
     else:
         if engine.name == "cuda":
             trace(engine, forwards.ids())  # a tracer's first pass allocates its buffers
-        forwards.load()
         wanted, limit = part.passes, part.passes + protocol.extra_passes
         while len(traces) < wanted:
             _tell(report, "tracing forwards", len(traces), wanted)
             ids = forwards.ids()
+            forwards.load()  # before every pass: reading the last one's records let the device rest
             forwards.settle()
             traces.append(trace(engine, ids))
             passes.append(_pass(traces[-1], plan))
