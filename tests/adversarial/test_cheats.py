@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from harness.rounds.record import RoundRecord
-from harness.rounds.store import find_round
+from harness.rounds.store import find_round, read_samples
 from harness.rounds.verify import verify
 
 Run = Callable[..., RoundRecord]
@@ -181,3 +181,46 @@ def test_a_calibration_finds_the_noise_and_judges_planted_gains_rightly(
     assert found.planted[0]["verdict"] == "REVERTED" and found.planted[3]["verdict"] == "LANDED"
     kept = calibration.load(conftest.MACHINE_NAME, "burst", base.hash())
     assert kept is not None and kept.s0 == found.s0 and len(kept.planted) == 4
+
+
+def test_a_few_boots_serve_many_pairs_and_the_record_warns(run_round: Run) -> None:
+    record = run_round({}, {"gain": 0.1}, request={"boots": 2, "max_pairs": 8})
+    samples = read_samples(find_round(1))
+    timed = {arm: {s.boot for s in samples if s.arm == arm and s.phase == "decide"} for arm in "AB"}
+    assert record.verdict == "LANDED" and all(len(boots) == 2 for boots in timed.values())
+    assert any("--boots" in w for w in record.warnings)
+    fresh = run_round({}, {"gain": 0.1})
+    assert len({s.boot for s in read_samples(find_round(fresh.round))}) == len(read_samples(find_round(fresh.round)))
+
+
+def test_two_levers_that_only_help_together_land_as_a_basket(run_round: Run) -> None:
+    import conftest
+
+    gains = {"A": 0.0, "B": 0.05, "C": 0.0, "D": 0.0}
+    arms = {
+        letter: conftest.simulated_arm(letter, gain=gain, wall_ms=20.0 + 0.001 * ord(letter))
+        for letter, gain in gains.items()
+    }
+    setup = conftest.make_setup(arms)
+    path, record = conftest.new_round(conftest.Request(arms=arms, seed=3), setup.protocol, conftest.MACHINE_NAME)
+    record = conftest.Round(path, record, setup).run()
+    assert record.verdict == "LANDED" and record.basket is not None
+    assert record.basket.interaction.estimate == pytest.approx(0.05, abs=0.003)
+    orders = {s.order for s in read_samples(path) if s.pair > 0}
+    assert all(sorted(order) == list("ABCD") for order in orders) and len(orders) > 4
+    assert verify(path) == []
+
+
+def test_a_basket_refuses_levers_that_contradict_each_other() -> None:
+    from harness.ab.start import basket
+    from harness.config import ArmConfig
+    from harness.errors import HarnessError
+
+    base = ArmConfig(name="base")
+    a, b = ArmConfig(name="a", levers={"concat": "on"}), ArmConfig(name="b", levers={"tail": "full"})
+    both = basket(base, a, b)["B"]
+    assert both.name == "a+b" and both.levers["concat"] == "on" and both.levers["tail"] == "full"
+    with pytest.raises(HarnessError, match=r"levers\.tail.*cannot be combined"):
+        basket(base, ArmConfig(name="c", levers={"tail": "ffn_last_row"}), b)
+    with pytest.raises(HarnessError, match="runs the same as the base"):
+        basket(base, base, b)
