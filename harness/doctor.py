@@ -131,7 +131,8 @@ def _device(nvml: Any, index: int) -> list[Finding]:
             Finding(area, "processes", "warning", "NVML lists none here", "foreign processes cannot be seen")
         )
     else:
-        foreign = gpu.foreign_pids(own_pids())
+        own = own_pids()
+        foreign = gpu.foreign_pids(own, len(own) - 1)  # this process itself computes nothing on the GPU
         found = f"foreign compute processes {', '.join(map(str, foreign))}" if foreign else "nobody else computes here"
         findings.append(
             Finding(area, "processes", "warning" if foreign else "ok", found, "end them, or wait" if foreign else "")

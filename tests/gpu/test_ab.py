@@ -61,7 +61,9 @@ def test_an_a_a_does_not_land_and_every_forward_has_its_telemetry(here: Path) ->
         assert len(sample["gpu"]["forwards"]) == len(sample["wall_ms"]) == 5
         assert all(f["sm_mhz"] > 100 and f["power_w"] > 0 for f in sample["gpu"]["forwards"])
     assert len({s["boot"] for s in samples}) == len(samples), "every half is a fresh process"
-    assert len({h for s in timed if s["arm"] == "A" for h in s["logits"]}) == 5 * len(timed) / 2, "fresh tokens in every forward"
+    assert len({h for s in timed if s["arm"] == "A" for h in s["logits"]}) == 5 * len(timed) / 2, (
+        "fresh tokens in every forward"
+    )
 
 
 def test_a_planted_gain_of_twenty_percent_lands(here: Path) -> None:
