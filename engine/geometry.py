@@ -99,7 +99,7 @@ def qwen2_5_7b() -> Geometry:
 
 
 def smollm2_135m() -> Geometry:
-    """SmolLM2-135M's geometry with Q4_1 matrices and a tied Q8_0-free embedding, for a synthetic stand-in."""
+    """SmolLM2-135M's geometry with Q4_1 matrices and a tied Q4_1 embedding, for a synthetic stand-in."""
     types = {"token_embd.weight": "q4_1"}
     types |= {f"blk.{i}.{name}.weight": "q4_1" for i in range(30) for name in MATRICES}
     return Geometry(

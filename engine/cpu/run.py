@@ -13,6 +13,7 @@ from engine.cpu.ops import OPS
 from engine.cpu.state import Buffers, Cache, Forward, rope_table
 from engine.cpu.threads import Threads
 from engine.cpu.weights import Weights
+from engine.decode import checked_ids, continue_greedily, positions_of
 from engine.errors import EngineError
 from engine.levers import Levers
 from engine.plan import Plan, build_plan
@@ -40,7 +41,7 @@ class CpuEngine:
 
         Raises EngineError for an id outside the vocabulary or more rows than the context.
         """
-        ids = self._checked(ids)
+        ids = checked_ids(ids, self.geometry.vocab, self.model_name)
         plan = self.plan(len(ids), all_logits=all_logits)
         self._reserve(len(ids))
         logits = self._forward(plan, ids, hook)
@@ -48,20 +49,16 @@ class CpuEngine:
 
     def greedy(self, ids: np.ndarray, count: int) -> Greedy:
         """Prefill of int32 [T], then `count` greedy tokens with a KV cache. Raises EngineError as `prefill`."""
-        ids = self._checked(ids)
-        build_plan(self.geometry, len(ids) + max(count - 1, 0), self.levers, precision="f32")  # fits, or says so first
-        self._reserve(len(ids) + max(count - 1, 0))
-        prefill_logits = logits = self._forward(self.plan(len(ids)), ids, None)[0]
-        generated: list[int] = []
-        margins: list[float] = []
-        for step in range(count):
-            if step:
-                plan = build_plan(self.geometry, 1, self.levers, precision="f32", past=len(ids) + step - 1)
-                logits = self._forward(plan, np.array(generated[-1:], np.int32), None)[0]
-            generated.append(int(logits.argmax()))
-            second, first = np.partition(logits, -2)[-2:]
-            margins.append(float(first - second))
-        return Greedy(ids.tolist(), generated, margins, prefill_logits)
+        ids = checked_ids(ids, self.geometry.vocab, self.model_name)
+        positions = positions_of(len(ids), count)
+        build_plan(self.geometry, positions, self.levers, precision="f32")  # fits the context, or says so first
+        self._reserve(positions)
+
+        def forward(token: np.ndarray, past: int) -> np.ndarray:
+            plan = build_plan(self.geometry, 1, self.levers, precision="f32", past=past)
+            return self._forward(plan, token, None)[0]
+
+        return continue_greedily(ids, self._forward(self.plan(len(ids)), ids, None)[0], count, forward)
 
     def _forward(self, plan: Plan, ids: np.ndarray, hook: OpHook | None) -> np.ndarray:
         """Executes the plan's ops after `plan.past` cached rows: float32 [rows of the head, vocab]."""
@@ -85,18 +82,6 @@ class CpuEngine:
         if self._cache is None or self._cache.capacity < rows:
             self._cache = None  # free the old one before the new one is there
             self._cache = Cache(self.geometry, rows)
-
-    def _checked(self, ids: np.ndarray) -> np.ndarray:
-        ids = np.asarray(ids)
-        if ids.ndim != 1 or ids.size == 0 or ids.dtype.kind not in "iu":
-            raise EngineError(f"token ids must be a list of 1 or more integers, not {ids.dtype} of shape {ids.shape}.")
-        bad = np.flatnonzero((ids < 0) | (ids >= self.geometry.vocab))
-        if bad.size:
-            raise EngineError(
-                f"token id {ids[bad[0]]} at position {bad[0]} is outside the vocabulary of {self.geometry.vocab} "
-                f"of {self.model_name}; give ids of this model."
-            )
-        return ids.astype(np.int32)
 
     def device_memory_bytes(self) -> int:
         """Resident set of this process, bytes."""

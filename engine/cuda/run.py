@@ -13,6 +13,7 @@ from engine.cuda.arena import Arena
 from engine.cuda.cublaslt import CublasLt
 from engine.cuda.program import Binder, HostBuffers, Program, buffer_sizes, rope_table
 from engine.cuda.weights import Weights
+from engine.decode import checked_ids, continue_greedily, positions_of
 from engine.errors import EngineError
 from engine.levers import Levers
 from engine.plan import Plan, build_plan
@@ -63,28 +64,22 @@ class CudaEngine:
 
         Raises EngineError for an id outside the vocabulary, more rows than the context, or a launch that fails.
         """
-        ids = self._checked(ids)
+        ids = checked_ids(ids, self.geometry.vocab, self.model_name)
         plan = self.plan(len(ids), all_logits=all_logits)
         self._reserve(len(ids), len(ids), len(ids) if all_logits else 1)
         return self._forward(plan, ids, hook)
 
     def greedy(self, ids: np.ndarray, count: int) -> Greedy:
         """Prefill of int32 [T], then `count` greedy tokens with a KV cache. Raises EngineError as `prefill`."""
-        ids = self._checked(ids)
-        positions = len(ids) + max(count - 1, 0)
+        ids = checked_ids(ids, self.geometry.vocab, self.model_name)
+        positions = positions_of(len(ids), count)
         build_plan(self.geometry, positions, self.levers)  # fits the context, or says so before anything runs
         self._reserve(len(ids), positions, 1)
-        prefill_logits = logits = self._forward(self.plan(len(ids)), ids, None)
-        generated: list[int] = []
-        margins: list[float] = []
-        for step in range(count):
-            if step:
-                plan = build_plan(self.geometry, 1, self.levers, past=len(ids) + step - 1)
-                logits = self._forward(plan, np.array(generated[-1:], np.int32), None)
-            generated.append(int(logits.argmax()))
-            second, first = np.partition(logits, -2)[-2:]
-            margins.append(float(first - second))
-        return Greedy(ids.tolist(), generated, margins, prefill_logits)
+
+        def forward(token: np.ndarray, past: int) -> np.ndarray:
+            return self._forward(build_plan(self.geometry, 1, self.levers, past=past), token, None)
+
+        return continue_greedily(ids, self._forward(self.plan(len(ids)), ids, None), count, forward)
 
     def _forward(self, plan: Plan, ids: np.ndarray, hook: OpHook | None) -> np.ndarray:
         """Executes the plan's ops and waits: float32 [vocab], or [T, vocab] where the plan asks for all logits."""
@@ -167,18 +162,6 @@ class CudaEngine:
                     f"the CUDA engine reads {what} in vectors and needs a multiple of {of}, but {self.model_name} has {value}; "
                     "use the CPU backend."
                 )
-
-    def _checked(self, ids: np.ndarray) -> np.ndarray:
-        ids = np.asarray(ids)
-        if ids.ndim != 1 or ids.size == 0 or ids.dtype.kind not in "iu":
-            raise EngineError(f"token ids must be a list of 1 or more integers, not {ids.dtype} of shape {ids.shape}.")
-        bad = np.flatnonzero((ids < 0) | (ids >= self.geometry.vocab))
-        if bad.size:
-            raise EngineError(
-                f"token id {ids[bad[0]]} at position {bad[0]} is outside the vocabulary of {self.geometry.vocab} "
-                f"of {self.model_name}; give ids of this model."
-            )
-        return ids.astype(np.int32)
 
     def overrun_buffers(self) -> list[str]:
         """Buffers whose canary some kernel has overwritten: none, in a correct engine."""

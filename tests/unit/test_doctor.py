@@ -67,7 +67,7 @@ def findings(nvml: Any) -> dict[str, doctor.Finding]:
 
 def test_a_gpu_is_named_with_its_memory_clocks_and_power() -> None:
     found = findings(Nvml([]))
-    assert "NVIDIA H200, sm_90, 149.0 of 150.0 GB free" == found["device"].found
+    assert found["device"].found == "NVIDIA H200, sm_90, 149.0 of 150.0 GB free"
     assert "1965 of 1980 MHz" in found["clocks"].found
     assert found["power"].found == "75.0 of 700.0 W, 41 °C"
 
