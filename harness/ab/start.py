@@ -260,5 +260,8 @@ def run(request: Request, *, resume: Path | None = None, voice: Live) -> tuple[P
             path = resume
         for text in record.warnings:
             voice.say(f"note: {text}")
-        round_ = Round(path, record, setup)
-        return path, round_.run()
+        try:
+            return path, Round(path, record, setup).run()
+        except KeyboardInterrupt:
+            voice.say(f"every finished half is on disk; `harness ab --resume {record.round}` goes on")
+            raise

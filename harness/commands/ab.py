@@ -72,11 +72,7 @@ def command(
         with_mechanism=not no_mechanism, paths=paths, warnings=warnings,
     )  # fmt: skip
     with Live() as voice:
-        try:
-            path, record = run(request, resume=find_round(resume) if resume else None, voice=voice)
-        except KeyboardInterrupt:
-            voice.say("every finished half is on disk; `harness ab --resume NUMBER` goes on")
-            raise
+        path, record = run(request, resume=find_round(resume) if resume else None, voice=voice)
     render_round(path)
     if json_path != "-":
         _print(path, record)
@@ -158,6 +154,9 @@ def _print(path: Path, record: RoundRecord) -> None:
             ],
         )
     say()
+    for window in record.windows:
+        if window.disturbed_by:
+            say(f"window {window.window} was not quiet: {'; '.join(window.disturbed_by)}")
     for warning in record.warnings:
         say(f"warning: {warning}")
     for line in record.stderr_tail:
