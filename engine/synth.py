@@ -49,7 +49,6 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -58,6 +57,7 @@ import gguf
 import numpy as np
 import psutil
 
+from engine.backend import Progress
 from engine.errors import ModelError
 from engine.geometry import Geometry
 from engine.tensors import TYPES, TensorInfo, block_of, dequantize, expected_shapes, ggml_type
@@ -269,7 +269,7 @@ class SynthModel:
         return None
 
 
-def write_gguf(model: SynthModel, path: Path, progress: Callable[[str, int, int], None] | None = None) -> None:
+def write_gguf(model: SynthModel, path: Path, progress: Progress | None = None) -> None:
     """Writes the model as a GGUF that llama.cpp loads (tokenizer `none`), one tensor in memory at a time.
 
     The file appears under its name only when whole. Raises ModelError where it cannot be written.
@@ -296,7 +296,7 @@ def _remove_parts_of_the_dead(path: Path) -> None:
             left.unlink(missing_ok=True)
 
 
-def _write(model: SynthModel, path: Path, progress: Callable[[str, int, int], None] | None) -> None:
+def _write(model: SynthModel, path: Path, progress: Progress | None) -> None:
     g = model.geometry
     writer = gguf.GGUFWriter(path, g.architecture)
     writer.add_name(f"{model.name} (synthetic, seed {model.seed})")

@@ -115,34 +115,5 @@ def bind_attention(
     )  # fmt: skip
 
 
-def prefill_attention(
-    stream: int,
-    q_ptr: int,
-    k_ptr: int,
-    v_ptr: int,
-    out_ptr: int,
-    *,
-    rows: int,
-    past: int,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    q_stride: int,
-    kv_stride: int,
-    out_stride: int,
-    scale: float,
-    workspace_ptr: int = 0,
-    workspace_bytes: int = 0,
-    variant: Variant | None = None,
-) -> None:
-    """Submits one attention on `stream`; see `bind_attention` for arguments and errors."""
-    for launch in bind_attention(
-        stream, q_ptr, k_ptr, v_ptr, out_ptr, rows=rows, past=past, heads=heads, kv_heads=kv_heads, head_dim=head_dim,
-        q_stride=q_stride, kv_stride=kv_stride, out_stride=out_stride, scale=scale, workspace_ptr=workspace_ptr,
-        workspace_bytes=workspace_bytes, variant=variant,
-    ):  # fmt: skip
-        launch()
-
-
 def _splits(rows: int, past: int) -> int:
     return -(-(past + rows) // SPLIT_KEYS)

@@ -22,8 +22,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from engine.cache import publish
 from engine.cuda.arena import Arena
-from engine.cuda.jit import publish
 from engine.errors import EngineError
 
 Output = Literal["f16", "f32"]

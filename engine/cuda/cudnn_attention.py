@@ -1,6 +1,6 @@
 """cuDNN's prefill attention, the peer of ours: SDPA graphs through `cudnn-frontend`, on plain device pointers.
 
-Same layouts and signature as `engine.cuda.attention`, for a prefill from an empty cache (past = 0). GQA needs no repeated
+Same layouts as `engine.cuda.attention`, for a prefill from an empty cache: there is no past. GQA needs no repeated
 K and V: the graph's K and V simply have fewer heads. A plan is built once per shape; `bind_attention` does that ahead of a
 timed window or a graph capture, for it takes about 0.1 s and allocates.
 
@@ -79,40 +79,6 @@ def bind_attention(
             raise EngineError(f"cuDNN's attention over {rows} rows failed: {_first_line(error)}") from error
 
     return (submit,)
-
-
-def prefill_attention(
-    stream: int,
-    q_ptr: int,
-    k_ptr: int,
-    v_ptr: int,
-    out_ptr: int,
-    *,
-    rows: int,
-    past: int,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    q_stride: int,
-    kv_stride: int,
-    out_stride: int,
-    scale: float,
-    workspace_ptr: int = 0,
-    workspace_bytes: int = 0,
-) -> None:
-    """Submits one attention on `stream`. cuDNN's workspace is the plan's own: `workspace_ptr` is not used.
-
-    Raises EngineError for past > 0, and as `bind_attention` does.
-    """
-    if past:
-        raise EngineError(
-            f"cuDNN's attention starts at an empty cache, not after {past} tokens; use `attention: ours`."
-        )
-    for submit in bind_attention(
-        stream, q_ptr, k_ptr, v_ptr, out_ptr, rows=rows, heads=heads, kv_heads=kv_heads, head_dim=head_dim,
-        q_stride=q_stride, kv_stride=kv_stride, out_stride=out_stride, scale=scale,
-    ):  # fmt: skip
-        submit()
 
 
 @cache

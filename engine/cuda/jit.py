@@ -10,7 +10,7 @@ A `.cu` file's header names its kernels in lines that this module reads:
     //   only: sm_90a sm_100a          (optional) the architectures that have it; else all of them
     //   allowed-spill-bytes: 0        spill stores + loads that the compiler may report; above every kernel: their default
 
-`python -m engine.cuda.jit --report` compiles everything for every architecture and prints that table.
+`python -m engine.cuda.kernel_report` compiles everything for every architecture and prints what it takes.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from engine.cache import cache_dir, publish
 from engine.errors import EngineError
 
 KERNELS = Path(__file__).with_name("kernels")
@@ -119,7 +120,7 @@ def compile_file(
     key = hashlib.sha256(
         json.dumps([CACHE_FORMAT, name, arch, compiler_version(), flags, defines, names, _source_hash(name)]).encode()
     ).hexdigest()[:24]
-    directory = cache_directory or _cache_directory()
+    directory = cache_directory or cache_dir() / "cubins"
     path = directory / f"{name}-{arch}-{key}.cubin"
     if (cubin := _read(name, arch, path)) is not None:
         return cubin
@@ -279,12 +280,6 @@ def cuda_headers() -> tuple[str, ...]:
     return tuple(usable)
 
 
-def _cache_directory() -> Path:
-    from engine.cache import cache_dir
-
-    return cache_dir() / "cubins"
-
-
 def _read(name: str, arch: str, path: Path) -> Cubin | None:
     """A cached cubin, or None where it is absent, torn, or its description is of other code."""
     try:
@@ -296,17 +291,6 @@ def _read(name: str, arch: str, path: Path) -> Cubin | None:
         return Cubin(name, arch, path, code, info["sha256"], info["symbols"], resources)
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def publish(path: Path, data: bytes) -> None:
-    """Writes a cache file under its name in one step, so that two processes never read each other's half."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        part.write_bytes(data)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 # ---------------------------------------------------------------------------------------------------- on a GPU
@@ -460,92 +444,3 @@ def _kernel(name: str, defines: tuple[tuple[str, str | int], ...], symbol: str, 
 def used_cubins() -> dict[str, str]:
     """Source → SHA-256 of the cubin that this process loaded: what an arm's kernels are, whatever their names."""
     return {name: cubin.sha256 for name, cubin in sorted(_used.items())}
-
-
-# ---------------------------------------------------------------------------------------------------- the report
-
-
-@dataclass(frozen=True)
-class ReportRow:
-    """One kernel on one architecture."""
-
-    source: str
-    kernel: str
-    arch: str
-    registers: int
-    static_smem: int
-    stack: int
-    spill_stores: int
-    spill_loads: int
-    allowed_spill_bytes: int
-
-    @property
-    def ok(self) -> bool:
-        """True where the kernel spills no more than its header allows."""
-        return self.spill_stores + self.spill_loads <= self.allowed_spill_bytes
-
-
-def report(
-    arches: Sequence[str] = ARCHES, names: Sequence[str] | None = None, *, cache_directory: Path | None = None
-) -> list[ReportRow]:
-    """Compiles sources (default: all) for `arches`; one row for each declared kernel and architecture."""
-    rows = []
-    for name in names or sources():
-        for arch in arches:
-            entries = [entry for entry in declared(name) if entry.on(arch)]
-            if not entries:
-                continue
-            cubin = compile_file(name, arch, cache_directory=cache_directory)
-            for entry in entries:
-                resources = asdict(cubin.resources[entry.expression])
-                rows.append(
-                    ReportRow(name, entry.expression, arch, **resources, allowed_spill_bytes=entry.allowed_spill_bytes)
-                )
-    return rows
-
-
-def report_markdown(rows: Sequence[ReportRow]) -> str:
-    """The report as a Markdown table; kernels that spill more than their header allows are marked."""
-    lines = [
-        "| source | kernel | arch | registers | static smem, B | stack, B | spill stores, B | spill loads, B | allowed, B |",
-        "|---|---|---|---:|---:|---:|---:|---:|---:|",
-    ]
-    for r in rows:
-        mark = "" if r.ok else " **spills**"
-        lines.append(
-            f"| {r.source} | `{r.kernel}`{mark} | {r.arch} | {r.registers} | {r.static_smem} | {r.stack} "
-            f"| {r.spill_stores} | {r.spill_loads} | {r.allowed_spill_bytes} |"
-        )
-    return "\n".join(lines) + "\n"
-
-
-def _main() -> int:
-    import argparse
-    import sys
-
-    parser = argparse.ArgumentParser(
-        prog="python -m engine.cuda.jit", description="Compile every kernel; no GPU needed."
-    )
-    parser.add_argument("--report", action="store_true", help="print registers, shared memory and spills (Markdown)")
-    parser.add_argument("--json", action="store_true", help="print the report as JSON instead")
-    parser.add_argument("--arch", action="append", choices=ARCHES, help="one architecture (repeat for more)")
-    parser.add_argument("names", nargs="*", help="kernel sources (default: all)")
-    options = parser.parse_args()
-    try:
-        rows = report(tuple(options.arch or ARCHES), options.names)
-    except EngineError as error:
-        print(error, file=sys.stderr)
-        return 1
-    if options.json:
-        print(json.dumps([asdict(row) | {"ok": row.ok} for row in rows], indent=2))
-    elif options.report:
-        print(report_markdown(rows), end="")
-    bad = [row for row in rows if not row.ok]
-    for row in bad:
-        print(f"{row.source}.cu: {row.kernel} on {row.arch} spills {row.spill_stores} + {row.spill_loads} bytes "
-              f"where {row.allowed_spill_bytes} are allowed.", file=sys.stderr)  # fmt: skip
-    return 1 if bad else 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(_main())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,11 +54,17 @@ class Case:
         return [x.data.ptr for x in self.device]
 
     def submit(self, stream: Any, which: str) -> None:
+        for submit in self.bind(stream, which):
+            submit()
+
+    def bind(self, stream: Any, which: str) -> tuple[Callable[[], None], ...]:
+        arguments = self.arguments()
         if which == "cudnn":
-            cudnn_attention.prefill_attention(stream.ptr, *self.pointers(), **self.arguments())
-            return
-        attention.prefill_attention(
-            stream.ptr, *self.pointers(), **self.arguments(), variant=None if which == "ours" else which,  # type: ignore[arg-type]
+            past = arguments.pop("past")
+            assert past == 0, "cuDNN's attention starts at an empty cache"
+            return cudnn_attention.bind_attention(stream.ptr, *self.pointers(), **arguments)
+        return attention.bind_attention(
+            stream.ptr, *self.pointers(), **arguments, variant=None if which == "ours" else which,  # type: ignore[arg-type]
             workspace_ptr=self.workspace.data.ptr, workspace_bytes=self.workspace.nbytes,
         )  # fmt: skip
 
@@ -183,11 +190,6 @@ def test_query_heads_share_their_kv_head(variant: str, heads: int, kv_heads: int
 def test_cudnn_at_every_edge_length(rows: int) -> None:
     needs("cudnn")
     make(rows, d=128, heads=14, kv_heads=2).check("cudnn")
-
-
-def test_cudnn_refuses_a_past_in_one_sentence() -> None:
-    with pytest.raises(EngineError, match="empty cache, not after 3 tokens"):
-        cudnn_attention.prefill_attention(0, 0, 0, 0, 0, **make(5, 3).arguments())
 
 
 @pytest.mark.parametrize("variant", ["mma", "wgmma", "split", "cudnn"])

@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("cuda.core", reason="compiling needs cuda-core: pip install 'prefill-harness[compile]'")
 
 from engine.cuda import jit
+from engine.cuda.kernel_report import report
 from engine.errors import EngineError
 
 
@@ -31,7 +32,7 @@ def test_each_source_declares_the_kernels_that_it_defines() -> None:
 @pytest.mark.parametrize("arch", jit.ARCHES)
 @pytest.mark.parametrize("name", jit.sources())
 def test_compiles_within_its_allowed_spills(name: str, arch: str, cubins: Path) -> None:
-    rows = jit.report((arch,), (name,), cache_directory=cubins)
+    rows = report((arch,), (name,), cache_directory=cubins)
     assert rows, f"{name}.cu has no kernel for {arch}"
     for row in rows:
         assert row.ok, f"{row.kernel} spills {row.spill_stores} + {row.spill_loads} bytes on {arch}"
@@ -75,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(1024, 2) crowded(float* x) {{
     monkeypatch.setattr(jit, "KERNELS", tmp_path)
     for name, allowed, ok in (("strict", 0, False), ("lenient", 100_000, True)):
         (tmp_path / f"{name}.cu").write_text(source.format(allowed=allowed))
-        (row,) = jit.report(("sm_90a",), (name,), cache_directory=cubins)
+        (row,) = report(("sm_90a",), (name,), cache_directory=cubins)
         assert row.spill_stores > 0 and row.spill_loads > 0 and row.registers <= 32
         assert row.ok is ok
 
@@ -95,7 +96,7 @@ def test_a_source_that_does_not_compile_says_where(
 def test_the_report_command_prints_json(cubins: Path) -> None:
     del cubins
     ran = subprocess.run(
-        [sys.executable, "-m", "engine.cuda.jit", "--json", "--arch", "sm_90a", "swiglu"],
+        [sys.executable, "-m", "engine.cuda.kernel_report", "--json", "--arch", "sm_90a", "swiglu"],
         capture_output=True,
         text=True,
     )
