@@ -69,7 +69,7 @@ def _print(findings: list[Any], measured: list[Ceilings]) -> None:
     from rich.text import Text
 
     from harness.report.decomposition import figure
-    from harness.report.plain import print_lines
+    from harness.report.table import print_lines
 
     styles = {"ok": "green", "missing": "yellow", "warning": "bold yellow", "absent": "dim"}
     grid = Table.grid(padding=(0, 2, 0, 0))

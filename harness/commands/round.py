@@ -154,7 +154,7 @@ def _tell(path: Path, json_path: str | None, *, whole: bool = False) -> None:
 def list_(json_path: str | None) -> int:
     """Print every round on a line."""
     from harness.files import emit_json
-    from harness.report.rounds import wall_after
+    from harness.report.index import wall_after
     from harness.report.table import print_table, say
     from harness.report.words import gain_of, ms, percent, span
     from harness.rounds.store import load_record, round_dirs
@@ -285,7 +285,8 @@ def correct(number: str, by: str | None, why: str) -> int:
 
     Without --by, a new round is made from the old one's samples by the rule as it stands.
     """
-    from harness.report.rounds import render_index, render_round
+    from harness.report.index import render_index
+    from harness.report.rounds import render_round
     from harness.rounds.make import correct_by, recompute
 
     old, new_path = correct_by(number, by, why) if by else recompute(number, why)

@@ -7,22 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rich.box import Box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from harness.attribution.decompose import headline
 from harness.attribution.decomposition import ClassRow, Decomposition
-from harness.report.plain import print_lines
+from harness.report.markdown import templates
+from harness.report.table import RULED, print_lines
 
-if TYPE_CHECKING:
-    import jinja2
-
-RULED = Box("    \n    \n ── \n    \n ── \n ── \n    \n    \n")
-"""A rule under the header and above the totals, nothing else."""
 BAR_CELLS = 10
 
 
@@ -276,7 +271,7 @@ def provenance_line(result: Decomposition) -> str:
 def to_markdown(result: Decomposition, figure_path: str | None = None) -> str:
     """The same as Markdown, every column kept. figure_path: as the Markdown file should link it."""
     columns = columns_of(result)
-    return _environment().get_template("decomposition.md.j2").render(
+    return templates().get_template("decomposition.md.j2").render(
         d=result, heading=heading(result), headline=headline(result), totals=totals(result), columns=columns,
         provenance=provenance_line(result), figure=figure_path, protocol=_protocol(result), bar=bar,
     )  # fmt: skip
@@ -285,12 +280,3 @@ def to_markdown(result: Decomposition, figure_path: str | None = None) -> str:
 def _protocol(result: Decomposition) -> dict[str, Any]:
     protocol = result.provenance.get("protocol")
     return protocol if isinstance(protocol, dict) else {}
-
-
-def _environment() -> jinja2.Environment:
-    import jinja2
-
-    return jinja2.Environment(
-        loader=jinja2.PackageLoader("harness.report"), trim_blocks=True, lstrip_blocks=True, autoescape=False,
-        undefined=jinja2.StrictUndefined, keep_trailing_newline=True,
-    )  # fmt: skip

@@ -1,38 +1,28 @@
-"""From records to pages: a round's README.md and figures, reports/INDEX.md and campaign.png. Idempotent, byte for byte."""
+"""From records to pages: every round's README.md and figures. Idempotent, byte for byte. `report/index.py` makes the index."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from harness.ab import evidence as ev
 from harness.ab.verdict import half_wall
 from harness.attribution.decomposition import Decomposition, load_decomposition
 from harness.attribution.diff import Diff, diff, side_of_decomposition
-from harness.errors import HarnessError
 from harness.files import write_atomic
 from harness.report import round_figures as draw
 from harness.report.decomposition import columns_of
 from harness.report.figures import decomposition_figure
-from harness.report.words import gain_of, gigabytes, headline, markdown_table, ms, percent, span
+from harness.report.index import render_index
+from harness.report.markdown import markdown_table, templates, tidy
+from harness.report.words import gain_of, gigabytes, headline, ms, percent, span
 from harness.rounds.edits import absorb, conditions_text, region
 from harness.rounds.record import RoundRecord, Sample
-from harness.rounds.retry import evaluate
 from harness.rounds.store import README, find_round, load_record, read_samples, reports_dir, round_dirs, save_record
-from harness.rounds.tables import AFTER, BEFORE, TABLE, newest
-
-
-@cache
-def _templates() -> Environment:
-    return Environment(
-        loader=PackageLoader("harness.report"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
-        autoescape=False,
-    )  # fmt: skip
+from harness.rounds.tables import AFTER, BEFORE, TABLE
 
 
 def rebuild(reports: Path | None = None, *, figures: bool = True) -> list[Path]:
@@ -56,44 +46,14 @@ def render_round(path: Path, *, figures: bool = True, index: bool = True, take_e
     if take_edits and absorb(record, path / README):
         save_record(path, record)
     page = _Page(path, record, [load_record(p) for p in round_dirs(path.parent)])
-    text = _templates().get_template("round.md.j2").render(page.context(redraw=figures))
-    write_atomic(path / README, _tidy(text))
+    text = templates().get_template("round.md.j2").render(page.context(redraw=figures))
+    write_atomic(path / README, tidy(text))
     if index:
         for neighbour in (page.previous, page.next):
             if neighbour is not None:
                 render_round(find_round(neighbour.round, path.parent), figures=False, index=False)
         render_index(path.parent.parent, figures=figures)
     return path / README
-
-
-def _tidy(text: str) -> str:
-    """One blank line between blocks (headings, tables, lists, images, paragraphs), none doubled, one newline at the end.
-
-    What a person wrote, and what stands between fences, stays as it is.
-    """
-    lines: list[str] = []
-    verbatim = False
-    for raw in text.split("\n"):
-        closes = raw.startswith(("<!-- /edit:", "```"))
-        if verbatim:
-            lines.append(raw)
-            verbatim = not closes
-            continue
-        line, last = raw.rstrip(), lines[-1] if lines else ""
-        if line and last and _block(line) != _block(last):
-            lines.append("")
-        if line or last:
-            lines.append(line)
-        verbatim = line.startswith(("<!-- edit:", "```"))
-    return "\n".join(lines).strip() + "\n"
-
-
-def _block(line: str) -> str:
-    """The kind of Markdown block that a line belongs to. Every heading and image is one of its own."""
-    for start in ("|", "- ", "> ", "<!--"):
-        if line.startswith(start):
-            return start
-    return line if line.startswith(("#", "![", "```")) else "text"
 
 
 @dataclass
@@ -146,7 +106,7 @@ class _Page:
             "basket_table": self.basket_table(),
             "bridge_table": bridge_table(bridge) if bridge else "",
             "bridge_sentence": _bridge_sentence(bridge) if bridge else "",
-            "cash_in": self.cash_in(bridge),
+            "cash_in": self.cash_in(),
             "table": class_table(table) if table else "",
             "conditions": conditions_text(self.r.retry_conditions),
             "provenance": self.provenance(),
@@ -308,7 +268,7 @@ class _Page:
             ["effect<", "estimate", "interval"], [[n, percent(e.estimate), span(e.interval)] for n, e in rows]
         )
 
-    def cash_in(self, bridge: Diff | None) -> str:
+    def cash_in(self) -> str:
         """Prediction and mechanism against what the wall gave."""
         r, parts = self.r, []
         got = gain_of(r)
@@ -460,106 +420,3 @@ def _plain(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return ", ".join(map(_plain, value))
     return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-# --- the index ---------------------------------------------------------------------------------------------------------
-
-
-def render_index(reports: Path, *, figures: bool = True) -> list[Path]:
-    """Writes INDEX.md and campaign.png; the paths written."""
-    paths = round_dirs(reports / "rounds")
-    records = [load_record(p) for p in paths]
-    walls, references = campaign(records, {r.round: p for r, p in zip(records, paths, strict=True)})
-    if walls and (figures or not (reports / "campaign.png").is_file()):
-        draw.plot_campaign(reports / "campaign.png", walls=walls, references=references)
-    text = _templates().get_template("index.md.j2").render(
-        summary=_summary(records), figure=bool(walls), table=_index_table(records, paths), retries=_retries(records, reports),
-    )  # fmt: skip
-    write_atomic(reports / "INDEX.md", _tidy(text))
-    return [reports / "INDEX.md", *([reports / "campaign.png"] if walls else [])]
-
-
-def wall_after(record: RoundRecord, path: Path) -> float | None:
-    """The wall that the engine has after a round: arm B's where it landed, else arm A's; a table's own. ms."""
-    if record.kind == "MEAS-ONLY":
-        return load_decomposition(path / TABLE).wall_ms if (path / TABLE).is_file() else None
-    arm = record.arms.get("B" if record.verdict == "LANDED" else "A")
-    return arm.wall.median_ms if arm is not None and arm.wall is not None else None
-
-
-Series = list[tuple[str, list[tuple[int, float, str | None]]]]
-
-
-def campaign(
-    records: list[RoundRecord], paths: dict[int, Path]
-) -> tuple[Series, list[tuple[str, list[tuple[int, float]]]]]:
-    """Walls by round for each anchor (tokens, regime, device, model), and each reference's multiple by round."""
-    walls: dict[str, list[tuple[int, float, str | None]]] = {}
-    references: dict[str, list[tuple[int, float]]] = {}
-    for r in records:
-        if r.superseded_by:
-            continue
-        wall = wall_after(r, paths[r.round])
-        if wall is not None:
-            anchor = f"{r.tokens or '?'} tokens, {r.regime}" + (f"\n{r.device}" if r.device else "")
-            walls.setdefault(anchor, []).append((r.round, wall, r.verdict))
-        for name, value in r.vs_reference.items():
-            references.setdefault(name, []).append((r.round, value))
-    return list(walls.items()), list(references.items())
-
-
-def _summary(records: list[RoundRecord]) -> str:
-    counts: dict[str, int] = {}
-    for r in records:
-        counts[r.verdict or "open"] = counts.get(r.verdict or "open", 0) + 1
-    said = ", ".join(f"{n} {v}" for v, n in sorted(counts.items(), key=lambda item: -item[1]))
-    return (
-        f"{len(records)} rounds: {said}."
-        if records
-        else "No round was run yet: `harness ab base.yaml lever.yaml` makes the first."
-    )
-
-
-def _index_table(records: list[RoundRecord], paths: list[Path]) -> str:
-    rows = []
-    for r, path in zip(records, paths, strict=True):
-        gain = gain_of(r)
-        figure = percent(gain) if r.analysis is None else f"≤ {percent(r.analysis.best_gain)}"
-        wall = ms(wall_after(r, path))
-        reference = ", ".join(f"{v:.2f}×" for v in r.vs_reference.values()) or "–"
-        cells = [
-            figure,
-            span(r.interval) if r.confirmed is None else "confirmed",
-            percent(r.bar, 1) if r.kind == "AB" else "–",
-            wall,
-            reference,
-        ]
-        if r.superseded_by:
-            cells = [f"~~{c}~~" if c != "–" else c for c in cells]
-        title = r.title or r.slug.replace("-", " ")
-        name = f"~~{title}~~ → [{r.superseded_by:04d}](#{r.superseded_by:04d})" if r.superseded_by else title
-        verdict: str = r.verdict or "open"
-        verdict += f" ({r.outcome})" if r.outcome and r.outcome not in ("landed", "measured", "inconclusive") else ""
-        rows.append(
-            [f'<a id="{r.number}"></a>[{r.number}](rounds/{r.directory_name}/README.md)', name, verdict, *cells]
-        )
-    return markdown_table(["round<", "what<", "verdict<", "gain", "interval", "bar", "wall, ms", "× reference"], rows)
-
-
-def _retries(records: list[RoundRecord], reports: Path) -> str:
-    """Retry conditions that the newest table meets."""
-    try:
-        found = newest(reports)
-    except HarnessError:
-        return ""
-    lines = []
-    for r in records:
-        if r.superseded_by or r.verdict == "LANDED":
-            continue
-        for condition in r.retry_conditions:
-            answer = evaluate(condition, found.table)
-            if answer.state == "met":
-                lines.append(
-                    f"- Round [{r.number}](rounds/{r.directory_name}/README.md), {r.title or r.slug}: `{condition}` ({answer.detail})."
-                )
-    return "\n".join(lines)

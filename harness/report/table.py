@@ -1,14 +1,16 @@
-"""Tables for a person: rich on a terminal, plain columns in a pipe, both right at 80 columns."""
+"""Tables and lines for a person: rich on a terminal, plain text in a pipe, both right at 80 columns."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from rich.console import Console
+from rich.box import Box
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from harness.report.decomposition import RULED
+RULED = Box("    \n    \n ── \n    \n ── \n ── \n    \n    \n")
+"""A rule under the header and above the totals, nothing else."""
 
 
 def print_table(
@@ -39,3 +41,16 @@ def say(text: str = "", style: str = "") -> None:
     """A paragraph, wrapped at the console's width; brackets in it are text."""
     console = Console(highlight=False)
     console.print(Text(text, style=style), soft_wrap=False)
+
+
+def print_lines(*renderables: RenderableType, console: Console | None = None) -> None:
+    """Prints each renderable at the console's width (in a pipe: COLUMNS, else 80, and no trailing blanks)."""
+    console = console or Console(highlight=False)
+    if console.is_terminal:
+        for renderable in renderables:
+            console.print(renderable)
+        return
+    with console.capture() as captured:
+        for renderable in renderables:
+            console.print(renderable)
+    console.file.write("\n".join(line.rstrip() for line in captured.get().split("\n")))

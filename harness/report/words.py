@@ -1,4 +1,4 @@
-"""How figures are written for people: percents, milliseconds, gigabytes, Markdown tables. JSON keeps the bare numbers."""
+"""How figures are written for people: percents, intervals, milliseconds, gigabytes. JSON keeps the bare numbers."""
 
 from __future__ import annotations
 
@@ -30,15 +30,6 @@ def gigabytes(count: int | None) -> str:
     if count is None:
         return "–"
     return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
-
-
-def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A GitHub table; a column whose name ends in "<" is left-aligned. Bars in cells are escaped."""
-    names = [h.removesuffix("<") for h in header]
-    rule = [":--" if h.endswith("<") else "--:" for h in header]
-    lines = ["| " + " | ".join(names) + " |", "|" + "|".join(rule) + "|"]
-    lines += ["| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in row) + " |" for row in rows]
-    return "\n".join(lines)
 
 
 def gain_of(record: RoundRecord) -> float | None:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from harness.report.cli_docs import PAGE, page
-from harness.report.rounds import campaign, pair_points, rebuild
+from harness.report.index import campaign
+from harness.report.rounds import pair_points, rebuild
 from harness.rounds import make
 from harness.rounds.record import Basket, Effect, Mechanism
 from harness.rounds.store import load_record, read_samples, round_dirs, save_record

@@ -1,0 +1,116 @@
+"""reports/INDEX.md and campaign.png: every round on a line, and the wall over the rounds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from harness.attribution.decomposition import load_decomposition
+from harness.errors import HarnessError
+from harness.files import write_atomic
+from harness.report import round_figures as draw
+from harness.report.markdown import markdown_table, templates, tidy
+from harness.report.words import gain_of, ms, percent, span
+from harness.rounds.record import RoundRecord
+from harness.rounds.retry import evaluate
+from harness.rounds.store import load_record, round_dirs
+from harness.rounds.tables import TABLE, newest
+
+
+def render_index(reports: Path, *, figures: bool = True) -> list[Path]:
+    """Writes INDEX.md and campaign.png; the paths written."""
+    paths = round_dirs(reports / "rounds")
+    records = [load_record(p) for p in paths]
+    walls, references = campaign(records, {r.round: p for r, p in zip(records, paths, strict=True)})
+    if walls and (figures or not (reports / "campaign.png").is_file()):
+        draw.plot_campaign(reports / "campaign.png", walls=walls, references=references)
+    text = templates().get_template("index.md.j2").render(
+        summary=_summary(records), figure=bool(walls), table=_index_table(records, paths), retries=_retries(records, reports),
+    )  # fmt: skip
+    write_atomic(reports / "INDEX.md", tidy(text))
+    return [reports / "INDEX.md", *([reports / "campaign.png"] if walls else [])]
+
+
+def wall_after(record: RoundRecord, path: Path) -> float | None:
+    """The wall that the engine has after a round: arm B's where it landed, else arm A's; a table's own. ms."""
+    if record.kind == "MEAS-ONLY":
+        return load_decomposition(path / TABLE).wall_ms if (path / TABLE).is_file() else None
+    arm = record.arms.get("B" if record.verdict == "LANDED" else "A")
+    return arm.wall.median_ms if arm is not None and arm.wall is not None else None
+
+
+Series = list[tuple[str, list[tuple[int, float, str | None]]]]
+
+
+def campaign(
+    records: list[RoundRecord], paths: dict[int, Path]
+) -> tuple[Series, list[tuple[str, list[tuple[int, float]]]]]:
+    """Walls by round for each anchor (tokens, regime, device, model), and each reference's multiple by round."""
+    walls: dict[str, list[tuple[int, float, str | None]]] = {}
+    references: dict[str, list[tuple[int, float]]] = {}
+    for r in records:
+        if r.superseded_by:
+            continue
+        wall = wall_after(r, paths[r.round])
+        if wall is not None:
+            anchor = f"{r.tokens or '?'} tokens, {r.regime}" + (f"\n{r.device}" if r.device else "")
+            walls.setdefault(anchor, []).append((r.round, wall, r.verdict))
+        for name, value in r.vs_reference.items():
+            references.setdefault(name, []).append((r.round, value))
+    return list(walls.items()), list(references.items())
+
+
+def _summary(records: list[RoundRecord]) -> str:
+    counts: dict[str, int] = {}
+    for r in records:
+        counts[r.verdict or "open"] = counts.get(r.verdict or "open", 0) + 1
+    said = ", ".join(f"{n} {v}" for v, n in sorted(counts.items(), key=lambda item: -item[1]))
+    return (
+        f"{len(records)} rounds: {said}."
+        if records
+        else "No round was run yet: `harness ab base.yaml lever.yaml` makes the first."
+    )
+
+
+def _index_table(records: list[RoundRecord], paths: list[Path]) -> str:
+    rows = []
+    for r, path in zip(records, paths, strict=True):
+        gain = gain_of(r)
+        figure = percent(gain) if r.analysis is None else f"≤ {percent(r.analysis.best_gain)}"
+        wall = ms(wall_after(r, path))
+        reference = ", ".join(f"{v:.2f}×" for v in r.vs_reference.values()) or "–"
+        cells = [
+            figure,
+            span(r.interval) if r.confirmed is None else "confirmed",
+            percent(r.bar, 1) if r.kind == "AB" else "–",
+            wall,
+            reference,
+        ]
+        if r.superseded_by:
+            cells = [f"~~{c}~~" if c != "–" else c for c in cells]
+        title = r.title or r.slug.replace("-", " ")
+        name = f"~~{title}~~ → [{r.superseded_by:04d}](#{r.superseded_by:04d})" if r.superseded_by else title
+        verdict: str = r.verdict or "open"
+        verdict += f" ({r.outcome})" if r.outcome and r.outcome not in ("landed", "measured", "inconclusive") else ""
+        rows.append(
+            [f'<a id="{r.number}"></a>[{r.number}](rounds/{r.directory_name}/README.md)', name, verdict, *cells]
+        )
+    return markdown_table(["round<", "what<", "verdict<", "gain", "interval", "bar", "wall, ms", "× reference"], rows)
+
+
+def _retries(records: list[RoundRecord], reports: Path) -> str:
+    """Retry conditions that the newest table meets."""
+    try:
+        found = newest(reports)
+    except HarnessError:
+        return ""
+    lines = []
+    for r in records:
+        if r.superseded_by or r.verdict == "LANDED":
+            continue
+        for condition in r.retry_conditions:
+            answer = evaluate(condition, found.table)
+            if answer.state == "met":
+                lines.append(
+                    f"- Round [{r.number}](rounds/{r.directory_name}/README.md), {r.title or r.slug}: `{condition}` ({answer.detail})."
+                )
+    return "\n".join(lines)
