@@ -57,14 +57,14 @@ def command(
     Every round leaves a record in reports/rounds/. Exit status: 0 LANDED, 2 REVERTED, 3 INCONCLUSIVE, 4 invalid window,
     5 a gate failed. Where the rule does not hold, and what to do about it: docs/landing.md.
     """
+    if inner is not None and inner % 2 == 0:
+        raise click.UsageError("--inner must be odd, so that a median is one of the forwards.")
+    _count(configs, aa=aa, basket=basket, resume=resume is not None)
     from harness.ab.live import Live
     from harness.ab.start import Request, run
     from harness.files import emit_json
-    from harness.report.rounds import render_round
     from harness.rounds.store import find_round
 
-    if inner is not None and inner % 2 == 0:
-        raise click.UsageError("--inner must be odd, so that a median is one of the forwards.")
     arms, paths, warnings = _arms(configs, aa=aa, basket=basket, resume=resume is not None, tokens=tokens, model=model)
     request = Request(
         arms=arms, protocol="landing-strict" if strict else protocol, aa=aa, regime=regime, statistic=statistic, inner=inner,
@@ -73,12 +73,26 @@ def command(
     )  # fmt: skip
     with Live() as voice:
         path, record = run(request, resume=find_round(resume) if resume else None, voice=voice)
+    from harness.report.rounds import render_round  # draws figures: not worth waiting for before the round
+
     render_round(path)
     if json_path != "-":
         _print(path, record)
     if json_path:
         emit_json(record.to_json(), json_path)
     return exit_status(record)
+
+
+def _count(configs: tuple[Path, ...], *, aa: bool, basket: bool, resume: bool) -> None:
+    """Usage error for a wrong number of configs."""
+    if aa and basket:
+        raise click.UsageError("--aa and --basket are two different rounds; choose one.")
+    wanted = 1 if aa else 3 if basket else 2
+    if len(configs) != wanted and not (resume and not configs):
+        shape = (
+            "--aa BASE" if aa else "--basket BASE A B" if basket else "BASE LEVER (or --aa BASE, or --basket BASE A B)"
+        )
+        raise click.UsageError(f"give {wanted} config file(s): harness ab {shape}.")
 
 
 def _arms(
@@ -88,14 +102,8 @@ def _arms(
     from harness.ab.start import basket as basket_arms
     from harness.config import load_arm
 
-    wanted = 1 if aa else 3 if basket else 2
     if resume and not configs:
         return {}, {}, []
-    if len(configs) != wanted:
-        shape = (
-            "--aa BASE" if aa else "--basket BASE A B" if basket else "BASE LEVER (or --aa BASE, or --basket BASE A B)"
-        )
-        raise click.UsageError(f"give {wanted} config file(s): harness ab {shape}.")
     changes: dict[str, Any] = {k: v for k, v in (("tokens", tokens), ("model", model)) if v is not None}
     loaded = [load_arm(path).model_copy(update=changes) for path in configs]
     notes = [f"{key} set to {value} on the command line, in every arm" for key, value in changes.items()]

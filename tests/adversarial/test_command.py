@@ -101,7 +101,7 @@ def test_a_command_engine_declares_its_gates_and_runs_like_any_other(here: Path)
     (here / "d.yaml").write_text(
         f"extends: c.yaml\nengine:\n  argv: ['{sys.executable}', -c, {json.dumps(script)}, '0.02']\n"
     )
-    done = harness(here, "ab", "c.yaml", "d.yaml", "--protocol", "quick.yaml", "--json", "-", status=0)
+    done = harness(here, "ab", "c.yaml", "d.yaml", "--protocol", "quick.yaml", "--inner", "1", "--json", "-", status=0)
     record = json.loads(done.stdout)
     gates = {g["name"]: g["ok"] for g in record["gates"]}
     assert gates["greedy"] is True and gates["parity"] is None and gates["bitwise"] is None
@@ -116,7 +116,7 @@ def test_a_real_cpu_lever_runs_to_a_verdict_and_an_inert_one_is_a_no_op(here: Pa
     (here / "threads.yaml").write_text("extends: cpu.yaml\nlevers: {cpu_threads: 1, concat: on}\nops: [gate_up, q_o]\n")
     (here / "inert.yaml").write_text("extends: cpu.yaml\nlevers: {gemm_heuristic: first}\n")
     done = subprocess.run(
-        [sys.executable, "-m", "harness.cli", "ab", "cpu.yaml", "threads.yaml", "--protocol", "quick.yaml", "--json", "-"],
+        [sys.executable, "-m", "harness.cli", "ab", "cpu.yaml", "threads.yaml", "--protocol", "quick.yaml", "--boots", "1", "--json", "-"],
         cwd=here, capture_output=True, text=True, timeout=280,
     )  # fmt: skip
     record = json.loads(done.stdout)
