@@ -1,4 +1,4 @@
-"""Exit statuses, and the one error that a command shows to a person."""
+"""Exit statuses, the one error that a command shows to a person, and how it quotes a program that failed."""
 
 from __future__ import annotations
 
@@ -24,3 +24,9 @@ class HarnessError(Exception):
     def __init__(self, message: str, *, exit_status: Exit = Exit.ERROR) -> None:
         super().__init__(message)
         self.exit_status = exit_status
+
+
+def last_words(*streams: str, lines: int = 3) -> str:
+    """The last lines that a failed program printed, on one: "A / B / C", or "no output"."""
+    said = [line.strip() for text in streams for line in text.splitlines() if line.strip()]
+    return " / ".join(said[-lines:]) or "no output"

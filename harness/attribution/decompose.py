@@ -104,7 +104,7 @@ def decompose(
         _compare(rows, _by_role(reference) if by_role else reference, tokens)
         _compare(role_rows, _by_role(reference), tokens)
     for row in [*rows, *role_rows]:
-        row.budget_ms = _budget(row)
+        row.budget_ms = budget_ms(row.sum_ms, row.ratio, row.sol)
 
     result = Decomposition(
         tokens=tokens,
@@ -258,11 +258,11 @@ def _by_role(reference: Decomposition | Mapping[str, float]) -> Decomposition | 
     return reference
 
 
-def _budget(row: ClassRow) -> float | None:
-    """ms that closing the gap to the reference, else to the roofline, would give back."""
-    if row.ratio is not None:
-        return row.sum_ms * (1 - 1 / row.ratio) if row.ratio > PARITY else 0.0
-    return row.sum_ms * max(0.0, 1 - row.sol) if row.sol is not None else None
+def budget_ms(ms: float, ratio: float | None, sol: float | None) -> float | None:
+    """What closing the gap to the reference, else to the roofline, would give back; None where neither is known."""
+    if ratio is not None:
+        return ms * (1 - 1 / ratio) if ratio > PARITY else 0.0
+    return ms * max(0.0, 1 - sol) if sol is not None else None
 
 
 def config_hash(result: Decomposition) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.attribution.decompose import PARITY
+from harness.attribution.decompose import PARITY, budget_ms
 from harness.attribution.decomposition import Decomposition
 from harness.errors import HarnessError
 
@@ -113,7 +113,7 @@ def build_queue(table: Decomposition, bars: dict[str, float]) -> Queue:
     candidates = []
     wall = priced_wall(table)
     for row in table.classes:
-        budget, note = row_budget(row.sum_ms, row.ratio, row.sol)
+        budget, note = budget_ms(row.sum_ms, row.ratio, row.sol), _read_against(row.ratio, row.sol)
         gain = wall_gain(wall, budget) if budget is not None else None
         clears = {name: gain is not None and gain >= bar for name, bar in bars.items()}
         candidates.append(
@@ -134,15 +134,11 @@ def build_queue(table: Decomposition, bars: dict[str, float]) -> Queue:
     return Queue(table, wall, bars, candidates, warnings=warnings)
 
 
-def row_budget(ms: float, ratio: float | None, sol: float | None) -> tuple[float | None, str]:
-    """(budget in ms, why) of one class; None where neither a reference nor a roof is known."""
+def _read_against(ratio: float | None, sol: float | None) -> str:
+    """What a class's budget is read against, where that is not a reference that it has yet to reach."""
     if ratio is not None:
-        if ratio <= PARITY:
-            return 0.0, f"at parity with the reference ({ratio:.2f}×)"
-        return ms * (1 - 1 / ratio), ""
-    if sol is not None:
-        return ms * max(0.0, 1 - sol), "to the roofline: no reference"
-    return None, "no reference, no roof"
+        return f"at parity with the reference ({ratio:.2f}×)" if ratio <= PARITY else ""
+    return "to the roofline: no reference" if sol is not None else "no reference, no roof"
 
 
 def price(table: Decomposition, claim: str, bars: dict[str, float]) -> Claim:

@@ -6,7 +6,6 @@ a layer gives every product its place in it (`roles`), and both views, by family
 
 from __future__ import annotations
 
-import hashlib
 from bisect import bisect_left
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from engine.digest import sha256_of
 from harness import launches as table_of
 from harness.attribution.classify import Match, classify_launches, load_rules
 from harness.errors import HarnessError
@@ -94,18 +94,12 @@ def load_recorded(
         "device": trace.gpus.get(device, f"device {device}"),
         "notes": notes,
         "gap_parts_ms": gap_parts,
-        "provenance": {"trace": path.name, "trace_sha256": sha256(path), "gpu": trace.gpus.get(device, "")},
+        "provenance": {"trace": path.name, "trace_sha256": sha256_of(path), "gpu": trace.gpus.get(device, "")},
     }
     recorded = Recorded(table, wall_ns, about, matches=matches)
     if gguf is not None:
         _attribute(recorded, _geometry(gguf), tokens, tail)
     return recorded
-
-
-def sha256(path: Path) -> str:
-    """SHA-256 of a file's content."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_trace(path: Path, source: str = "auto") -> Trace:

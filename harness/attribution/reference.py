@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.attribution.decompose import Decomposition, decompose
-from harness.errors import HarnessError
+from harness.errors import HarnessError, last_words
 
 TRACED_REPETITIONS = 2
 """Repetitions under the tracer, beside llama-bench's warm-up: the last one is the table."""
@@ -70,8 +70,7 @@ def run_anchor(argv: Sequence[str], tokens: int, *, timeout_s: float) -> Anchor:
             f"{argv[0]} did not end within {timeout_s:.0f} s; raise --timeout or lower --repetitions."
         ) from None
     if done.returncode != 0:
-        words = [line.strip() for line in done.stderr.splitlines() if line.strip()][-2:]
-        raise HarnessError(f"{argv[0]} ended with status {done.returncode}: {' / '.join(words) or 'no output'}")
+        raise HarnessError(f"{argv[0]} ended with status {done.returncode}: {last_words(done.stderr, lines=2)}")
     return parse_anchor(done.stdout, tokens, str(argv[0]))
 
 

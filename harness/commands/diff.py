@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from harness.errors import Exit, HarnessError
+from harness.errors import Exit
 
 if TYPE_CHECKING:
     from harness.attribution.diff import Diff, Row, Side
@@ -70,19 +70,10 @@ def _side(path: Path, device: int | None, rules: tuple[Path, ...]) -> Side:
 
     if path.suffix == ".json" and is_decomposition(path):
         return side_of_decomposition(load_decomposition(path), str(path))
-    from harness.attribution.classify import classify_launches, load_rules
-    from harness.attribution.recorded import read_trace
+    from harness.attribution.recorded import classified_launches
 
-    trace = read_trace(path)
-    launches = trace.launches
-    if device is not None:
-        devices = sorted(launches["device"].unique().tolist())
-        if device not in devices:
-            raise HarnessError(f"{path} has no device {device}; it holds {', '.join(map(str, devices))}.")
-        launches = launches[launches["device"] == device]
-    if rules or not (launches["class"] != "").any():
-        launches, _ = classify_launches(launches, load_rules(rules))
-    return side_of_launches(launches, str(path), source=trace.source)
+    launches, source = classified_launches(path, device=device, rules=rules)
+    return side_of_launches(launches, str(path), source=source)
 
 
 LARGEST_TABLE = 64 << 20

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 from datetime import UTC, datetime
@@ -155,12 +154,6 @@ def attach(path: Path, record: RoundRecord, name: str, value: object) -> None:
     """Writes a JSON file (a decomposition, a diff) into a round's directory and notes its hash in the record."""
     write_atomic(path / name, to_json(value))
     record.attachments[name] = file_sha256(path / name)
-
-
-def read_attachment(path: Path, name: str) -> dict | None:
-    """A JSON file of a round's directory, or None."""
-    file = path / name
-    return json.loads(file.read_bytes()) if file.is_file() else None
 
 
 def now() -> str:

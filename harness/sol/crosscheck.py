@@ -28,7 +28,6 @@ class Representative:
     op: int
     traced_ns: int  # that op's launches, summed
     kernels: tuple[str, ...]  # their names, in order
-    share_of_class: float  # time share of the chosen shape within its class
 
 
 @dataclass(frozen=True)
@@ -77,11 +76,10 @@ def representatives(launches: pd.DataFrame, plan: Plan) -> list[Representative]:
         by_shape = group.groupby("shape")["ns"].sum()
         main = group[group["shape"] == by_shape.idxmax()].sort_values("ns", kind="stable")
         row = main.iloc[len(main) // 2]
-        share = float(by_shape.max() / by_shape.sum())
         chosen.append(
             (
                 int(group["ns"].sum()),
-                Representative(cls, weight_type, int(row["op"]), int(row["ns"]), tuple(row["names"]), share),
+                Representative(cls, weight_type, int(row["op"]), int(row["ns"]), tuple(row["names"])),
             )
         )
     return [r for _, r in sorted(chosen, key=lambda pair: -pair[0])]

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.errors import HarnessError
+from harness.errors import HarnessError, last_words
 
 SECTIONS = ("SpeedOfLight", "Occupancy", "LaunchStats", "WarpStateStats")
 WORK_COUNTERS = {
@@ -107,11 +107,9 @@ def profile(spec: dict[str, Any], report: Path, *, timeout_s: float = 540) -> di
                 f"ncu did not end within {timeout_s:.0f} s; profile fewer classes with --class."
             ) from None
         if done.returncode != 0 or not part.exists() or not child_report.exists():
-            lines = [line.strip() for line in (done.stdout + "\n" + done.stderr).splitlines() if line.strip()]
-            hint = "; see https://developer.nvidia.com/ERR_NVGPUCTRPERM" if "ERR_NVGPUCTRPERM" in "".join(lines) else ""
-            raise HarnessError(
-                f"ncu ended with status {done.returncode}{hint}: {' / '.join(lines[-3:]) or 'no output'}"
-            )
+            refused = "ERR_NVGPUCTRPERM" in done.stdout + done.stderr
+            hint = "; see https://developer.nvidia.com/ERR_NVGPUCTRPERM" if refused else ""
+            raise HarnessError(f"ncu ended with status {done.returncode}{hint}: {last_words(done.stdout, done.stderr)}")
         part.replace(report)
         return json.loads(child_report.read_text())
 

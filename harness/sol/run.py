@@ -10,7 +10,7 @@ import numpy as np
 
 from harness.errors import HarnessError
 from harness.sol import crosscheck, ncu
-from harness.sources.profiled_child import spec_of
+from harness.sources.profiled_child import check_report, spec_of
 
 if TYPE_CHECKING:
     from engine.levers import Levers
@@ -57,10 +57,7 @@ def cross_check(
         progress("profiling with ncu", 0, 1)
     spec = spec_of(model, levers, tokens, passes=1, profile_ops=[r.op for r in chosen])
     child = ncu.profile(spec, report_path)
-    if child["levers"] != levers.to_dict() or child["macs"] != plan.macs:
-        raise HarnessError(
-            f"the process under ncu ran levers {child['levers']}, not {levers.to_dict()}; check what sets them."
-        )
+    check_report(child, levers, plan, "ncu")
     if progress:
         progress("profiling with ncu", 1, 1)
     found = crosscheck.match(chosen, ncu.read_report(report_path))

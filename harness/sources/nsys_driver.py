@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.errors import HarnessError
+from harness.errors import HarnessError, last_words
 
 PROFILE_OPTIONS = ("-t", "cuda,nvtx", "-s", "none", "--cpuctxsw=none", "--cuda-graph-trace=node")
 """What is recorded: CUDA activity and NVTX ranges, graph launches node by node so that their kernels are not hidden."""
@@ -70,18 +70,9 @@ def _find_importer(nsys: Path) -> Path | None:
     return None
 
 
-def record(
-    argv: Sequence[str],
-    out: Path,
-    *,
-    cwd: Path | None = None,
-    env: dict[str, str] | None = None,
-    timeout_s: float | None = None,
-    capture_range: bool = False,
-) -> Path:
+def record(argv: Sequence[str], out: Path, *, timeout_s: float | None = None) -> Path:
     """Runs `argv` under nsys and leaves its SQLite export at `out` (replaced in one step).
 
-    With `capture_range`, recording runs only between cudaProfilerStart and cudaProfilerStop of the process.
     Raises HarnessError when nsys is missing, the command fails, or the recording cannot be imported; the last lines
     of the failing program's output are in the sentence.
     """
@@ -89,23 +80,25 @@ def record(
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".nsys-", dir=out.parent) as scratch:
         report = Path(scratch) / "trace"
-        capture = ("--capture-range=cudaProfilerApi", "--capture-range-end=stop") if capture_range else ()
         command = [
             str(tools.nsys),
             "profile",
             *PROFILE_OPTIONS,
-            *capture,
             "--force-overwrite=true",
             "-o",
             str(report),
             *argv,
         ]
-        done = _run(command, cwd=cwd, env=env, timeout_s=timeout_s)
+        done = _run(command, timeout_s=timeout_s)
         made = [p for p in (report.with_suffix(".nsys-rep"), report.with_suffix(".qdstrm")) if p.exists()]
         if done.returncode != 0 and not _is_import_failure(done, made):
-            raise HarnessError(f"{argv[0]} under nsys ended with status {done.returncode}: {_last_lines(done)}")
+            raise HarnessError(
+                f"{argv[0]} under nsys ended with status {done.returncode}: {last_words(done.stdout, done.stderr)}"
+            )
         if not made:
-            raise HarnessError(f"nsys recorded nothing of {argv[0]} ({_last_lines(done)}); does it use CUDA at all?")
+            raise HarnessError(
+                f"nsys recorded nothing of {argv[0]} ({last_words(done.stdout, done.stderr)}); does it use CUDA at all?"
+            )
         sqlite = export(made[0], Path(scratch) / "trace.sqlite", tools)
         sqlite.replace(out)
     return out
@@ -122,7 +115,7 @@ def export(report: Path, out: Path, tools: Nsys | None = None) -> Path:
             [str(tools.nsys), "export", "--type", "sqlite", "--force-overwrite=true", "-o", str(part), str(report)]
         )
         if done.returncode != 0 or not part.exists():
-            raise HarnessError(f"nsys could not export {report}: {_last_lines(done)}")
+            raise HarnessError(f"nsys could not export {report}: {last_words(done.stdout, done.stderr)}")
         part.replace(out)
     return out
 
@@ -135,7 +128,7 @@ def _import(qdstrm: Path, out: Path, tools: Nsys) -> Path:
     done = _run([str(tools.importer), "--input-file", str(qdstrm), "--output-file", str(out)], env=env)
     if done.returncode == 0 and out.exists():
         return out
-    words = _last_lines(done)
+    words = last_words(done.stdout, done.stderr)
     if "libdw" in words or "libelf" in words:
         raise HarnessError(
             f"{tools.importer.name} cannot start ({words}); run `apt-get install libdw1 libelf1` or put both on LD_LIBRARY_PATH."
@@ -151,13 +144,12 @@ def _is_import_failure(done: subprocess.CompletedProcess[str], made: list[Path])
 def _run(
     command: Sequence[str],
     *,
-    cwd: Path | None = None,
     env: dict[str, str] | None = None,
     timeout_s: float | None = None,
 ) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(
-            command, cwd=cwd, env=env, timeout=timeout_s, capture_output=True, text=True, errors="replace", check=False
+            command, env=env, timeout=timeout_s, capture_output=True, text=True, errors="replace", check=False
         )
     except OSError as error:
         raise HarnessError(
@@ -167,8 +159,3 @@ def _run(
         raise HarnessError(
             f"{command[0]} did not end within {timeout_s:.0f} s; raise the timeout or record a shorter run."
         ) from None
-
-
-def _last_lines(done: subprocess.CompletedProcess[str], count: int = 3) -> str:
-    lines = [line.strip() for line in (done.stdout + "\n" + done.stderr).splitlines() if line.strip()]
-    return " / ".join(lines[-count:]) or "no output"

@@ -19,7 +19,7 @@ from harness.errors import HarnessError
 from harness.sources.charge import charge
 from harness.sources.nsys import Export, Range
 from harness.sources.nsys_driver import record
-from harness.sources.profiled_child import spec_of
+from harness.sources.profiled_child import check_report, spec_of
 from harness.sources.trace import Trace
 
 
@@ -37,11 +37,7 @@ def trace_passes(model: str | None, levers: Levers, plan: Plan, *, warmup: int, 
         spec_file.write_text(json.dumps(spec | {"report": str(report)}))
         exported = keep or Path(folder) / "trace.sqlite"
         record([sys.executable, "-m", "harness.sources.profiled_child", str(spec_file)], exported)
-        ran = json.loads(report.read_text())
-        if ran["levers"] != levers.to_dict() or ran["macs"] != plan.macs:
-            raise HarnessError(
-                f"the process under nsys ran levers {ran['levers']}, not {levers.to_dict()}; check what sets them."
-            )
+        check_report(json.loads(report.read_text()), levers, plan, "nsys")
         return split_passes(exported, plan)
 
 

@@ -23,7 +23,8 @@ import nvtx
 
 from engine.backend import Engine
 from engine.levers import Levers
-from engine.plan import Op
+from engine.plan import Op, Plan
+from harness.errors import HarnessError
 from harness.files import to_json, write_atomic
 
 
@@ -54,6 +55,14 @@ def spec_of(engine_model: str | None, levers: Levers, tokens: int, *, warmup: in
     """The spec of a child that runs this configuration (without its `report`)."""
     return {"model": engine_model, "backend": backend, "levers": levers.to_dict(), "tokens": tokens, "seed": seed,
             "warmup": warmup, "passes": passes, "idle_s": idle_s, "profile_ops": profile_ops}  # fmt: skip
+
+
+def check_report(report: dict[str, Any], levers: Levers, plan: Plan, profiler: str) -> None:
+    """Raises HarnessError where the child ran other levers or other work than was asked for: a profiler may drop settings."""
+    if report["levers"] != levers.to_dict() or report["macs"] != plan.macs:
+        raise HarnessError(
+            f"the process under {profiler} ran levers {report['levers']}, not {levers.to_dict()}; check what sets them."
+        )
 
 
 def run(spec: dict[str, Any], engine: Engine) -> dict[str, Any]:
