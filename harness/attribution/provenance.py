@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import engine
+from harness.window.sentinel import nvml_handle
 
 
 @cache
@@ -39,8 +40,11 @@ def commit() -> str:
         return "unknown"
 
 
-def gpu_state(index: int = 0) -> dict[str, Any]:
-    """GPU name, driver, clocks (MHz), power (W) and temperature (°C) through NVML; empty without NVML or a GPU."""
+def gpu_state(device: int = 0) -> dict[str, Any]:
+    """Of the GPU that CUDA calls `device`: name, driver, clocks (MHz), power (W) and temperature (°C), through NVML.
+
+    Empty without NVML or a GPU.
+    """
     import pynvml
 
     try:
@@ -48,7 +52,7 @@ def gpu_state(index: int = 0) -> dict[str, Any]:
     except pynvml.NVMLError:
         return {}
     try:
-        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        handle = nvml_handle(pynvml, device)
 
         def ask(function: Any, *args: Any) -> Any:
             try:

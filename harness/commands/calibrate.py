@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from harness.errors import Exit
+
+if TYPE_CHECKING:
+    from harness.ab.calibration import Calibration
 
 
 @click.command()
@@ -61,8 +65,9 @@ def command(
     return Exit.CHECK_FAILED if wrong else Exit.DONE
 
 
-def _print(calibration) -> None:  # type: ignore[no-untyped-def]
+def _print(calibration: Calibration) -> None:
     from harness.report.table import print_table, say
+    from harness.report.words import percent, span
 
     c = calibration
     smallest = "nothing" if c.smallest_gain is None else f"{c.smallest_gain:.2%}"
@@ -81,17 +86,8 @@ def _print(calibration) -> None:  # type: ignore[no-untyped-def]
         print_table(
             ["planted", "label<", "verdict<", "estimate", "interval<", "pairs", "judged<"],
             [
-                [f"{r['planted']:.2%}", r["label"], r["verdict"] or "–", _percent(r["estimate"]), _span(r["interval"]), str(r["pairs"]),
+                [f"{r['planted']:.2%}", r["label"], r["verdict"] or "–", percent(r["estimate"]), span(r["interval"]), str(r["pairs"]),
                  words[r["as_it_should"]]]
                 for r in c.planted
             ],
         )  # fmt: skip
-
-
-def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{value:+.2%}"
-
-
-def _span(interval: tuple[float | None, float | None] | None) -> str:
-    low, high = interval or (None, None)
-    return f"[{_percent(low)}, {_percent(high)}]"

@@ -39,18 +39,12 @@ class Gpu:
 
     @classmethod
     def open(cls, device: int = 0) -> Gpu | None:
-        """The GPU that CUDA calls `device`: CUDA_VISIBLE_DEVICES picks among NVML's."""
+        """The GPU that CUDA calls `device`."""
         try:
             import pynvml as nvml
 
             nvml.nvmlInit()
-            visible = [v.strip() for v in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if v.strip()]
-            chosen = visible[device] if device < len(visible) else str(device)
-            if chosen.isdigit():
-                handle = nvml.nvmlDeviceGetHandleByIndex(int(chosen))
-            else:
-                handle = nvml.nvmlDeviceGetHandleByUUID(chosen)
-            return cls(nvml, handle)
+            return cls(nvml, nvml_handle(nvml, device))
         except Exception:  # no library, no driver, no device: each is "cannot see", never a crash
             return None
 
@@ -99,6 +93,13 @@ class Gpu:
         if own & pids:
             return sorted(pids - own)
         return sorted(pids)[: max(0, len(pids) - expected)]
+
+
+def nvml_handle(nvml: Any, device: int) -> Any:
+    """NVML's handle of the GPU that CUDA calls `device`: CUDA_VISIBLE_DEVICES picks among NVML's."""
+    visible = [v.strip() for v in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if v.strip()]
+    chosen = visible[device] if device < len(visible) else str(device)
+    return nvml.nvmlDeviceGetHandleByIndex(int(chosen)) if chosen.isdigit() else nvml.nvmlDeviceGetHandleByUUID(chosen)
 
 
 def _text(value: str | bytes) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 from harness.config import load_protocol
 from harness.window.rules import QuietWindow, disturbances, drop_reason
-from harness.window.sentinel import Gpu, Sentinel, throttle_names
+from harness.window.sentinel import Gpu, Sentinel, nvml_handle, throttle_names
 
 RULES = load_protocol("quiet-window", QuietWindow)
 
@@ -139,3 +139,12 @@ def test_samples_are_charged_to_the_forward_that_they_fall_into(monkeypatch: pyt
     assert first["sm_mhz"] == 1965 and second["sm_mhz"] == pytest.approx(1395, abs=60)
     assert second["throttle"] == 4 and second["power_w"] == 693.0
     assert sentinel.during(end, end)["sm_mhz"] == 1395, "a forward shorter than the interval gets the nearest sample"
+
+
+@pytest.mark.parametrize(("visible", "handle"), [("", 0), ("3,1", 3), ("GPU-7f", "GPU-7f")])
+def test_the_gpu_that_is_watched_is_the_one_that_cuda_uses(
+    monkeypatch: pytest.MonkeyPatch, visible: str, handle: int | str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    nvml = SimpleNamespace(nvmlDeviceGetHandleByIndex=lambda i: i, nvmlDeviceGetHandleByUUID=lambda u: u)
+    assert nvml_handle(nvml, 0) == handle
