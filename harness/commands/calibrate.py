@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from harness.commands._options import FILE, json_option
 from harness.errors import Exit
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("base", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("base", type=FILE)
 @click.option("--regime", type=click.Choice(["burst", "sustained", "both"]), default="both", show_default=True)
 @click.option("--protocol", default="landing", show_default=True, help="landing, landing-strict, or a YAML file.")
 @click.option("--pairs", type=click.IntRange(min=6), default=20, show_default=True, help="A/A pairs in each regime.")
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 @click.option("--planted/--no-planted", default=True, show_default=True, help="Check the chain on planted gains.")
 @click.option("--boots", type=click.IntRange(min=1), help="Processes per arm.  [default: a fresh one for every half]")
 @click.option("--seed", type=int, help="[default: drawn]")
-@click.option("--json", "json_path", metavar="PATH", help='Write the calibrations as JSON; "-" is stdout.')
+@json_option("the calibrations as JSON")
 def command(
     base: Path, regime: str, protocol: str, pairs: int, inner: int, tokens: int | None, model: str | None, planted: bool,
     boots: int | None, seed: int | None, json_path: str | None,

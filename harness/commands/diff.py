@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from harness.commands._options import FILE, json_option
 from harness.errors import Exit
 
 if TYPE_CHECKING:
@@ -14,15 +15,10 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("before", type=click.Path(dir_okay=False, path_type=Path))
-@click.argument("after", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("before", type=FILE)
+@click.argument("after", type=FILE)
 @click.option("--device", type=int, help="With traces: one device's launches only.  [default: all devices, pooled]")
-@click.option(
-    "--rules",
-    type=click.Path(dir_okay=False, path_type=Path),
-    multiple=True,
-    help="With traces: a rule file, tried before the packaged ones.",
-)
+@click.option("--rules", type=FILE, multiple=True, help="With traces: a rule file, tried before the packaged ones.")
 @click.option(
     "--across-windows",
     is_flag=True,
@@ -35,10 +31,8 @@ if TYPE_CHECKING:
     show_default=True,
     help="With traces: how many kernels to list by name.",
 )
-@click.option(
-    "--plot", type=click.Path(dir_okay=False, path_type=Path), help="Write the bridge from before to after as PNG."
-)
-@click.option("--json", "json_path", metavar="PATH", help='Write "diff/1" JSON; "-" is stdout.')
+@click.option("--plot", type=FILE, help="Write the bridge from before to after as PNG.")
+@json_option('"diff/1" JSON')
 def command(
     before: Path, after: Path, device: int | None, rules: tuple[Path, ...], across_windows: bool, kernels: int, plot: Path | None,
     json_path: str | None,

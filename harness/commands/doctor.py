@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from harness.commands._options import json_option
 from harness.errors import Exit
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     default=0,
     help="With --ceilings on the CPU: threads.  [default: every core]",
 )
-@click.option("--json", "json_path", metavar="PATH", help='Write the findings as JSON; "-" is stdout.')
+@json_option("the findings as JSON")
 def command(ceilings: bool, regime: str, backend: str, threads: int, json_path: str | None) -> int:  # fmt: skip
     """Examine the machine: GPU, driver, packages, profilers, clocks, who else computes here.
 

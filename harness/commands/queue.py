@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from harness.commands._options import FILE, json_option
 from harness.errors import Exit, HarnessError
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("decomposition", required=False, type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("decomposition", required=False, type=FILE)
 @click.option(
     "--claim",
     "claims",
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
     help="One bar instead of the landing protocols' two, as a fraction.",
 )
 @click.option("--stale-ok", is_flag=True, help="Use a table that has expired.")
-@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Write share × ratio as PNG.")
-@click.option("--json", "json_path", metavar="PATH", help='Write "queue/1" JSON; "-" is stdout.')
+@click.option("--plot", type=FILE, help="Write share × ratio as PNG.")
+@json_option('"queue/1" JSON')
 def command(
     decomposition: Path | None,
     claims: tuple[str, ...],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from harness.commands._options import json_option
 from harness.errors import Exit
 
 
@@ -14,7 +15,7 @@ from harness.errors import Exit
     show_default=True,
     help="Draw every PNG again, or only those that are missing.",
 )
-@click.option("--json", "json_path", metavar="PATH", help='Write the list of files as JSON; "-" is stdout.')
+@json_option("the list of files as JSON")
 def command(figures: bool, json_path: str | None) -> int:
     """Rebuild reports/ from its JSON: every round's README and figures, INDEX.md and campaign.png.
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from harness.commands._options import FILE, json_option
 from harness.errors import Exit, HarnessError
 
 
@@ -26,7 +27,7 @@ def command() -> None:
 @click.option(
     "--from",
     "table_path",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE,
     help="The decomposition's JSON.  [default: --meas-only measures now, --analysis-negative reads the newest]",
 )
 @click.option("--class", "cls", help="With --analysis-negative: the class that the lever would make faster.")
@@ -40,7 +41,7 @@ def command() -> None:
 )
 @click.option("--hypothesis", default="", help="With --analysis-negative: what the lever would have done.")
 @click.argument("decompose_args", nargs=-1, type=click.UNPROCESSED)
-@click.option("--json", "json_path", metavar="PATH", help='Write the record as JSON; "-" is stdout.')
+@json_option("the record as JSON")
 def new(
     meas_only: bool, analysis_negative: bool, title: str | None, table_path: Path | None, cls: str | None, claim: float | None,
     bar: float | None, hypothesis: str, decompose_args: tuple[str, ...], json_path: str | None,
@@ -96,7 +97,7 @@ def _decompose_now(arguments: tuple[str, ...]) -> Any:
 
 @command.command()
 @click.argument("number")
-@click.option("--json", "json_path", metavar="PATH", help='Write the record as JSON; "-" is stdout.')
+@json_option("the record as JSON")
 def show(number: str, json_path: str | None) -> int:
     """Print one round."""
     from harness.rounds.store import find_round
@@ -150,7 +151,7 @@ def _tell(path: Path, json_path: str | None, *, whole: bool = False) -> None:
 
 
 @command.command("list")
-@click.option("--json", "json_path", metavar="PATH", help='Write the records as JSON; "-" is stdout.')
+@json_option("the records as JSON")
 def list_(json_path: str | None) -> int:
     """Print every round on a line."""
     from harness.files import emit_json
@@ -193,7 +194,7 @@ def list_(json_path: str | None) -> int:
 
 @command.command()
 @click.argument("numbers", nargs=-1)
-@click.option("--json", "json_path", metavar="PATH", help='Write what was found as JSON; "-" is stdout.')
+@json_option("what was found as JSON")
 def verify(numbers: tuple[str, ...], json_path: str | None) -> int:
     """Recompute everything that a round concludes from its samples; without NUMBERS, every finished round.
 
@@ -301,7 +302,7 @@ def correct(number: str, by: str | None, why: str) -> int:
 @click.argument("number")
 @click.option(
     "--base",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE,
     default=Path("experiments/base.yaml"),
     show_default=True,
     help="The base arm's YAML, rewritten in place.",
