@@ -43,6 +43,11 @@ class ClassRow(_Model):
     ratio: float | None = None  # ours / reference: µs/GMAC, or ms per token where there are no MACs
     budget_ms: float | None = None  # what reaching the reference (else the roofline) would save
 
+    @property
+    def least_ms(self) -> float | None:
+        """Its floor, also of a table that carries the SOL alone; None where neither is known."""
+        return self.floor_ms if self.floor_ms is not None else self.sum_ms * self.sol if self.sol is not None else None
+
 
 class Check(_Model):
     """One check: `value` against `limit`, and a sentence that names what it found."""

@@ -162,7 +162,7 @@ def price(table: Decomposition, claim: str, bars: dict[str, float]) -> Claim:
     saved = ms * (1 - 1 / speed_up)
     wall = priced_wall(table)
     gain = wall_gain(wall, saved)
-    floors = [r.floor_ms if r.floor_ms is not None else r.sol * r.sum_ms if r.sol is not None else None for r in rows]
+    floors = [r.least_ms for r in rows]
     floor = sum(f for f in floors if f is not None) if None not in floors else 0.0
     return Claim(
         name.strip(), speed_up, ms, saved, gain, {n: gain >= b for n, b in bars.items()},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from pathlib import Path
 
@@ -70,9 +71,7 @@ def analysis_negative(
     class_ms = sum(r.sum_ms for r in rows)
     sol: float | None = None
     if claimed is None:
-        floors = [
-            r.floor_ms if r.floor_ms is not None else r.sum_ms * r.sol if r.sol is not None else None for r in rows
-        ]
+        floors = [r.least_ms for r in rows]
         if None in floors:
             raise HarnessError(
                 f"{table_name} has no roofline for {cls!r}; decompose with ceilings, or give the best case with --claim."
@@ -118,12 +117,8 @@ def analysis_negative(
 def conclude_into(record: RoundRecord, samples: list[Sample], frozen: Frozen) -> None:
     """Writes what the samples say into a record: figures, verdict, outcome."""
     again = conclude(samples, frozen)
-    record.pairs, record.dropped, record.estimate, record.interval = (
-        again.pairs,
-        again.dropped,
-        again.estimate,
-        again.interval,
-    )
+    record.pairs, record.dropped = again.pairs, again.dropped
+    record.estimate, record.interval = again.estimate, again.interval
     record.confirmed, record.p95_gain_interval, record.basket = again.confirmed, again.p95_interval, again.basket
     record.evidence = Evidence(
         **{"for": _e_value(again.log_for)},
@@ -134,20 +129,14 @@ def conclude_into(record: RoundRecord, samples: list[Sample], frozen: Frozen) ->
     for letter, wall in again.walls.items():
         if letter in record.arms:
             record.arms[letter].wall = wall
-    record.verdict, record.reason, record.next_step, record.warnings = (
-        again.verdict,
-        again.reason,
-        again.next_step,
-        again.warnings,
-    )
+    record.verdict, record.reason = again.verdict, again.reason
+    record.next_step, record.warnings = again.next_step, again.warnings
     if again.verdict is not None:
         record.outcome = outcome(again, record.mechanism, frozen)
 
 
 def _e_value(log: float) -> float:
     """exp, held below the largest double so that JSON can carry it; the logarithm beside it is exact."""
-    import math
-
     return math.exp(min(log, 700.0))
 
 

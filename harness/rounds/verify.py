@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.ab.verdict import Conclusion, conclude, outcome
+from harness.ab.verdict import conclude, outcome
 from harness.attribution.queue import wall_gain
 from harness.rounds.record import RoundRecord, Sample
 from harness.rounds.store import SAMPLES, file_sha256, load_record, read_samples
@@ -94,13 +94,9 @@ def _verdict(record: RoundRecord, samples: Sequence[Sample]) -> list[str]:
     found = []
     if record.verdict != again.verdict:
         found.append(f"the verdict is {record.verdict} in the record and {again.verdict or 'undecided'} by its samples")
-    elif record.outcome != (expected := _outcome(record, again)):
+    elif record.outcome != (expected := outcome(again, record.mechanism, record)):
         found.append(f"the outcome is {record.outcome} in the record and {expected} by its samples and mechanism")
     return found
-
-
-def _outcome(record: RoundRecord, again: Conclusion) -> str:
-    return outcome(again, record.mechanism, record)
 
 
 def _analysis(record: RoundRecord) -> list[str]:
