@@ -208,7 +208,15 @@ class ArmConfig(Strict):
 
     def hash(self) -> str:
         """SHA-256 of what runs, hexadecimal: the config's part of an arm's identity."""
-        return hashlib.sha256(json.dumps(self.what_runs(), sort_keys=True).encode()).hexdigest()
+        return _sha256(self.what_runs())
+
+    def workload_hash(self) -> str:
+        """SHA-256 of engine, model and tokens without levers or planted spin: arms of one workload share their noise."""
+        return _sha256({k: v for k, v in self.what_runs().items() if k not in ("levers", "plant")})
+
+
+def _sha256(value: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def load_arm(path: Path) -> ArmConfig:

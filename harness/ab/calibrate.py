@@ -66,7 +66,7 @@ def calibrate(
         title=f"calibration {regime}", with_mechanism=False, protocol=name,
     )  # fmt: skip
     with opened_setup(request, protocol, voice) as setup:
-        root = path_of(setup.machine, regime, base.hash()).with_suffix("")
+        root = path_of(setup.machine, regime, base.workload_hash()).with_suffix("")
         plan = protocol.model_copy(update={"min_pairs": pairs, "max_pairs": pairs})
         request = replace(request, root=root)
 
@@ -91,7 +91,7 @@ def calibrate(
             protocol.bar, protocol.alpha, protocol.beta, protocol.delta, s0, protocol.min_pairs, protocol.max_pairs
         )
         result = Calibration(
-            machine=setup.machine, base=base.name, base_sha256=base.hash(), regime=record.regime, pairs=record.pairs,
+            machine=setup.machine, base=base.name, workload_sha256=base.workload_hash(), regime=record.regime, pairs=record.pairs,
             inner=chosen["inner"], statistic=chosen["statistic"], s0=s0, noise_floor=noise_floor(s0, rule),
             smallest_gain=smallest_decidable_gain(s0, rule), bar=protocol.bar, max_pairs=protocol.max_pairs, candidates=found,
             measured=now_utc(),

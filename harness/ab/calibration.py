@@ -1,4 +1,4 @@
-"""What `harness calibrate` found on this machine: per regime and base config, the statistic, `inner` and s0 to use."""
+"""What `harness calibrate` found on this machine: per regime and workload, the statistic, `inner` and s0 to use."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from harness.rounds.record import Regime, Statistic
 
 
 class Calibration(BaseModel):
-    """A/A noise of one base arm in one regime on one machine. Gains and sds are fractions."""
+    """A/A noise of one workload (engine, model, tokens) in one regime on one machine. Gains and sds are fractions."""
 
     schema_: str = Field(default="calibration/1", alias="schema")
     machine: dict[str, Any]
-    base: str  # name
-    base_sha256: str
+    base: str  # name of the arm that it was measured on; its levers do not change the machine's noise
+    workload_sha256: str
     regime: Regime
     pairs: int
     inner: int
@@ -37,22 +37,22 @@ class Calibration(BaseModel):
     model_config = {"populate_by_name": True}
 
 
-def path_of(machine: dict[str, Any], regime: str, base_sha256: str) -> Path:
-    """Where a calibration of this base in this regime on this machine is kept."""
-    key = hashlib.sha256(json.dumps([machine, regime, base_sha256], sort_keys=True).encode()).hexdigest()[:16]
+def path_of(machine: dict[str, Any], regime: str, workload_sha256: str) -> Path:
+    """Where a calibration of this workload in this regime on this machine is kept."""
+    key = hashlib.sha256(json.dumps([machine, regime, workload_sha256], sort_keys=True).encode()).hexdigest()[:16]
     return cache_dir() / "calibration" / f"{regime}-{key}.json"
 
 
-def load(machine: dict[str, Any], regime: str, base_sha256: str) -> Calibration | None:
+def load(machine: dict[str, Any], regime: str, workload_sha256: str) -> Calibration | None:
     """The calibration, or None where there is none (or a damaged file, which can be measured again)."""
     try:
-        return Calibration.model_validate_json(path_of(machine, regime, base_sha256).read_bytes())
+        return Calibration.model_validate_json(path_of(machine, regime, workload_sha256).read_bytes())
     except (OSError, ValueError):
         return None
 
 
 def save(calibration: Calibration) -> Path:
     """Keeps it for `harness ab` on this machine."""
-    path = path_of(calibration.machine, calibration.regime, calibration.base_sha256)
+    path = path_of(calibration.machine, calibration.regime, calibration.workload_sha256)
     write_atomic(path, to_json(calibration.model_dump(mode="json", by_alias=True)))
     return path

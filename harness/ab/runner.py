@@ -34,6 +34,8 @@ from harness.window.rules import QuietWindow, disturbances, drop_reason, mean_cl
 Phase = Literal["decide", "confirm"]
 RESIDUE_SHARE = 0.02
 """Share of a forward's wall that may still run after its clock stopped (median over a half)."""
+SYNCHRONISE_MS = 0.1
+"""Waiting for an idle GPU takes up to this long: no work was left running."""
 POSSIBLE = 0.95
 """A wall below this share of the floor that the measured compute ceiling allows is not believed."""
 
@@ -359,7 +361,7 @@ class Round:
         """What the clock and the hashes say against a half's results."""
         found = []
         late = float(np.median([f["residue_ms"] / f["wall_ms"] for f in forwards]))
-        if late > RESIDUE_SHARE:
+        if late > RESIDUE_SHARE and float(np.median([f["residue_ms"] for f in forwards])) > SYNCHRONISE_MS:
             found.append(
                 f"work was left running after the clock stopped, {late:.1%} of the wall: the engine does not synchronise"
             )

@@ -154,7 +154,7 @@ def new_round(request: Request, protocol: LandingProtocol, machine: dict[str, An
     changes = check_arms(request)
     base, lever = request.arms["A"], request.arms["B"]
     regime = request.regime or protocol.regime
-    found = calibration.load(machine, regime, base.hash())
+    found = calibration.load(machine, regime, base.workload_hash())
     frozen = Frozen(
         bar=protocol.bar, alpha=protocol.alpha, beta=protocol.beta, delta=protocol.delta,
         seed=request.seed if request.seed is not None else secrets.randbits(31),
@@ -195,7 +195,7 @@ def plan_warnings(frozen: Frozen, *, calibrated: bool) -> list[str]:
     found = []
     if not calibrated:
         found.append(
-            f"this base was never calibrated here in the {frozen.regime} regime: s0 = {frozen.s0:.2%} is a guess (`harness calibrate`)"
+            f"this workload was never calibrated here in the {frozen.regime} regime: s0 = {frozen.s0:.2%} is a guess (`harness calibrate`)"
         )
     rule = Rule(frozen.bar, frozen.alpha, frozen.beta, frozen.delta, frozen.s0, frozen.min_pairs, frozen.max_pairs)
     if calibrated:

@@ -179,7 +179,7 @@ def test_a_calibration_finds_the_noise_and_judges_planted_gains_rightly(
     assert [row["planted"] for row in found.planted] == pytest.approx([0.0, 0.01, 0.02, 0.025])
     assert all(row["as_it_should"] for row in found.planted)
     assert found.planted[0]["verdict"] == "REVERTED" and found.planted[3]["verdict"] == "LANDED"
-    kept = calibration.load(conftest.MACHINE_NAME, "burst", base.hash())
+    kept = calibration.load(conftest.MACHINE_NAME, "burst", base.workload_hash())
     assert kept is not None and kept.s0 == found.s0 and len(kept.planted) == 4
 
 

@@ -75,7 +75,7 @@ def test_a_planted_gain_of_twenty_percent_lands(here: Path) -> None:
 
 
 def test_a_lever_of_the_cpu_backend_is_a_no_op_on_the_gpu(here: Path) -> None:
-    (here / "inert.yaml").write_text("extends: base.yaml\nlevers: {cpu_attention_block: 64}\n")
+    (here / "inert.yaml").write_text("extends: base.yaml\nlevers: {cpu_attention_block: 32}\n")
     record = ab(here, "base.yaml", "inert.yaml")
     assert (record["verdict"], record["outcome"], record["pairs"]) == ("REVERTED", "no-op", 0)
 
