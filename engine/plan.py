@@ -19,11 +19,10 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal
 
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-
 from engine.errors import EngineError
 from engine.geometry import Geometry
 from engine.levers import Levers
+from engine.tensors import block_of
 
 ROLES = (
     "gate_up", "down", "q_o", "k_v", "attention", "lm_head", "quantize", "dequantize", "convert",
@@ -141,8 +140,7 @@ def _count(n: int, what: str) -> str:
 
 def element_bytes(weight_type: str, count: int) -> int:
     """Bytes that `count` weights take in the GGUF, by the ggml type's block size. `count` must fill whole blocks."""
-    kind = GGMLQuantizationType[weight_type.upper()]
-    block, size = GGML_QUANT_SIZES[kind]
+    block, size = block_of(weight_type)
     return count // block * size
 
 
@@ -191,12 +189,10 @@ class _Builder:
         tail = "full" if all_logits else self.levers.tail
         self.add("tokens_in", "tokens_in", -1, "copy", t, 1, 0, 0, 4 * t, 4 * t)
         embedding = g.weight_type("token_embd.weight")
-        rows = (
-            element_bytes(embedding, t * g.hidden) if self.e == 2 else self.e * t * g.hidden
-        )  # CUDA reads ggml blocks
-        self.add(
-            "embed", "embed", -1, "embedding", t, g.hidden, 0, 0, rows + 4 * t, 4 * t * g.hidden, weight_type=embedding
-        )
+        # CUDA gathers rows of ggml blocks, the CPU rows of float32.
+        gathered = element_bytes(embedding, t * g.hidden) if self.e == 2 else self.e * t * g.hidden
+        self.add("embed", "embed", -1, "embedding", t, g.hidden, 0, 0, gathered + 4 * t, 4 * t * g.hidden,
+                 weight_type=embedding)  # fmt: skip
         for layer in range(g.layers):
             last = layer == g.layers - 1
             attn_rows = 1 if last and tail == "last_row" else t
@@ -262,22 +258,10 @@ class _Builder:
         in_tail = layer == self.g.layers - 1 and m == 1 and self.tokens > 1
         self.ops.append(
             Op(
-                len(self.ops),
-                f"L{layer:02d} {name}" if layer >= 0 else name,
-                kind,
-                layer,
-                role,
-                "tail" if in_tail else role,
-                weight_type,
-                m,
-                n,
-                k,
-                macs,
-                read,
-                written,
-                parts,
+                len(self.ops), f"L{layer:02d} {name}" if layer >= 0 else name, kind, layer, role, "tail" if in_tail else role,
+                weight_type, m, n, k, macs, read, written, parts,
             )
-        )
+        )  # fmt: skip
 
 
 def ledger(plan: Plan) -> list[LedgerRow]:

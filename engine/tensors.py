@@ -80,19 +80,10 @@ def dequantize(raw: np.ndarray, info: TensorInfo) -> np.ndarray:
 def expected_shapes(geometry: Geometry) -> dict[str, tuple[int, ...]]:
     """Row-major shape of every tensor that a model of this geometry has, in the order of llama.cpp's files."""
     g = geometry
+    parts = ("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down")
     shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (g.vocab, g.hidden)}
     for i in range(g.layers):
-        for part in (
-            "attn_norm",
-            "attn_q",
-            "attn_k",
-            "attn_v",
-            "attn_output",
-            "ffn_norm",
-            "ffn_gate",
-            "ffn_up",
-            "ffn_down",
-        ):
+        for part in parts:
             name = f"blk.{i}.{part}.weight"
             shapes[name] = (g.hidden,) if part.endswith("norm") else g.matrix_shape(name)
             if g.qkv_bias and part in ("attn_q", "attn_k", "attn_v"):

@@ -31,9 +31,8 @@ def tokens_in(f: Forward, op: Op) -> None:
 def embed(f: Forward, op: Op) -> None:
     """residual[t] = embedding[ids[t]]: float32 [T, hidden], the residual stream."""
     f.residual = f.buffer("residual", op.m, op.n)
-    np.take(
-        f.weights.embedding, f.ids, axis=0, out=f.residual, mode="clip"
-    )  # ids are checked; clip skips a buffered copy
+    # The ids are checked; "clip" spares NumPy's buffered copy.
+    np.take(f.weights.embedding, f.ids, axis=0, out=f.residual, mode="clip")
 
 
 def norm(f: Forward, op: Op) -> None:

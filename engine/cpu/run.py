@@ -90,8 +90,9 @@ class CpuEngine:
     def describe(self) -> dict[str, object]:
         """CPU, threads and libraries. There are no kernels of ours here, so no kernel hashes."""
         return {
-            "device": cpu_name(), "threads": self.threads.count, "attention_block": self.levers.cpu_attention_block, "numpy": np.__version__, "blas": self.threads.blas(),
-            "python": platform.python_version(), "precision": "f32", "kernels": {},
+            "device": cpu_name(), "threads": self.threads.count, "attention_block": self.levers.cpu_attention_block,
+            "numpy": np.__version__, "blas": self.threads.blas(), "python": platform.python_version(),
+            "precision": "f32", "kernels": {},
         }  # fmt: skip
 
     def close(self) -> None:

@@ -22,6 +22,7 @@ from harness.report.figures import save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
 
     from harness.attribution.diff import Diff
     from harness.attribution.queue import Candidate, Queue
@@ -43,7 +44,7 @@ def _figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), dpi=144, layout="constrained")
 
 
-def _percent(axis) -> None:
+def _percent(axis: Axis) -> None:
     axis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:+.1%}" if v else "0%"))
 
 
