@@ -53,10 +53,6 @@ class Levers:
         """Field → value, in declaration order."""
         return asdict(self)
 
-    def with_(self, **changes: Any) -> Levers:
-        """A copy with some levers changed (checked as in `from_dict`)."""
-        return Levers.from_dict(self.to_dict() | changes)
-
 
 def describe() -> list[tuple[str, str, Any]]:
     """(name, allowed values, default) of every lever, for `harness model levers` and the docs."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -32,9 +32,6 @@ Outcome = Literal[
 Statistic = Literal["median", "midmean", "lower_quartile", "minimum"]
 Regime = Literal["burst", "sustained"]
 Phase = Literal["discard", "decide", "confirm"]
-
-VERDICTS: tuple[str, ...] = get_args(Verdict)
-OUTCOMES: tuple[str, ...] = get_args(Outcome)
 
 
 class Strict(BaseModel):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import pandas as pd
@@ -130,7 +130,7 @@ def check(
         op.cls, weight_type or op.weight_type, op.name, f"{op.m} × {op.n}" + (f" × {op.k}" if op.k else ""), traced_ns / 1e3, gmac,
         op.bytes, "compute" if compute_ns >= memory_ns else "memory", max(compute_ns, memory_ns) / traced_ns, counted, per_gmac, (),
     )  # fmt: skip
-    return SolRow(**{**row.__dict__, "findings": tuple(findings(row))})
+    return replace(row, findings=tuple(findings(row)))
 
 
 def findings(row: SolRow) -> list[str]:

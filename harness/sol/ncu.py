@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -192,11 +192,5 @@ def combine(launches: Sequence[Counters]) -> Counters:
         values = [getattr(c, field) for c in launches]
         return None if any(v is None for v in values) else float(sum(values))
 
-    sums = {field: total(field) for field in WORK_COUNTERS}
-    return Counters(
-        **(
-            asdict(main)
-            | {"limited_by": main.limited_by, "stalls": main.stalls, "duration_ns": total("duration_ns")}
-            | sums
-        )
-    )
+    sums: dict[str, Any] = {field: total(field) for field in ("duration_ns", *WORK_COUNTERS)}
+    return replace(main, **sums)

@@ -71,7 +71,7 @@ def oracle(model: SynthModel) -> Iterator[CpuEngine]:
 def test_last_logits_equal_the_oracles(model: SynthModel, oracle: CpuEngine, levers: dict[str, Any]) -> None:
     if levers.get("attention") == "cudnn":
         pytest.importorskip("cudnn")
-    with CudaEngine(model, Levers().with_(**levers)) as engine:
+    with CudaEngine(model, Levers.from_dict(levers)) as engine:
         errors = {t: relative(engine.prefill(ids_of(t)), oracle.prefill(ids_of(t))) for t in TOKENS}
         assert engine.overrun_buffers() == []
     assert max(errors.values()) <= BAR, errors
@@ -173,7 +173,7 @@ def test_a_hook_hears_every_op_in_order_with_its_launches_inside(model: SynthMod
             self.heard.append(("end", op.index))
 
     for concat in ("off", "on"):
-        with CudaEngine(model, Levers().with_(concat=concat)) as engine:
+        with CudaEngine(model, Levers.from_dict({"concat": concat})) as engine:
             hook = Hook()
             engine.prefill(ids_of(9), hook=hook)
             plan = engine.plan(9)

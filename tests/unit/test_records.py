@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from harness.errors import HarnessError
 from harness.rounds.edits import absorb, conditions_of, conditions_text, region
-from harness.rounds.record import OUTCOMES, VERDICTS, RoundRecord, Sample
+from harness.rounds.record import Outcome, RoundRecord, Sample, Verdict
 from harness.rounds.retry import OPS, evaluate
 from harness.rounds.store import (
     append_sample,
@@ -83,7 +84,7 @@ def test_a_record_survives_json_and_carries_the_contract(tmp_path: Path, a_round
         "regime",
     ):
         assert key in data
-    assert data["verdict"] in VERDICTS and data["outcome"] in OUTCOMES
+    assert data["verdict"] in get_args(Verdict) and data["outcome"] in get_args(Outcome)
     assert set(data["evidence"]) >= {"for", "against"} and len(data["interval"]) == 2
     assert set(data["gates"][0]) >= {"name", "ok", "value", "limit"}
     assert RoundRecord.model_validate(data) == load_record(path)
