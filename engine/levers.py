@@ -8,6 +8,9 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from engine.errors import LeverError
 
+MOST_THREADS = 1024
+"""Every op is cut into at least as many pieces as there are threads: far more threads than cores never end."""
+
 
 @dataclass(frozen=True)
 class Levers:
@@ -47,6 +50,8 @@ class Levers:
         levers = cls(**values)
         if levers.cpu_attention_block < 1:
             raise LeverError("lever 'cpu_attention_block' must be 1 or more query rows.")
+        if levers.cpu_threads > MOST_THREADS:
+            raise LeverError(f"lever 'cpu_threads' must be {MOST_THREADS} or less, not {levers.cpu_threads}.")
         return levers
 
     def to_dict(self) -> dict[str, Any]:

@@ -57,6 +57,10 @@ def main(args: list[str] | None = None) -> None:
     except HarnessError as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(error.exit_status)
+    except OSError as error:
+        named = f"{error.filename}: " if error.filename else ""
+        click.echo(f"error: {named}{error.strerror or error}; check the path and the space left.", err=True)
+        sys.exit(Exit.ERROR)
     except Exception as error:
         if not _is_engine_error(error):
             raise

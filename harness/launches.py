@@ -10,6 +10,7 @@ from pathlib import Path
 import pandas as pd
 
 from harness.errors import HarnessError
+from harness.files import write_atomic
 
 KINDS = ("kernel", "memcpy", "memset", "graph", "host")
 """What a row is. `graph`: a whole CUDA graph traced as one; `host`: an op's span on the CPU backend."""
@@ -108,10 +109,8 @@ def union_ns(start_ns: pd.Series, end_ns: pd.Series) -> int:
 
 
 def save(table: pd.DataFrame, path: Path) -> None:
-    """Writes Parquet through a temporary file and a rename, so that a killed run leaves the old file or none."""
-    part = path.with_name(path.name + ".part")
-    check(table).to_parquet(part, index=False)
-    part.replace(path)
+    """Writes Parquet whole or not at all: a killed run leaves the old file or none. Raises HarnessError."""
+    write_atomic(path, check(table).to_parquet(None, index=False))
 
 
 def load(path: Path) -> pd.DataFrame:

@@ -14,6 +14,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -24,6 +25,7 @@ import numpy as np
 
 from engine.cpu.run import cpu_name
 from engine.cpu.threads import Threads
+from harness.errors import HarnessError
 from harness.files import to_json, write_atomic
 from harness.window.sentinel import Sentinel
 
@@ -106,7 +108,8 @@ def ceilings_for(
     )
     measured = replace(measured, foreign=host.host_load()["foreign"] if backend == "cpu" else 0.0)
     best = cached.raised_by(measured) if cached else measured
-    write_atomic(path, to_json(best.to_dict()))
+    with suppress(HarnessError):  # a cache that cannot be written costs time, not correctness
+        write_atomic(path, to_json(best.to_dict()))
     return best
 
 

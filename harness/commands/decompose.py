@@ -83,12 +83,14 @@ def command(json_path: str | None, markdown: Path | None, plot: Path | None, sav
     The wall is the median of untraced runs; the table is a traced pass of its own. Every launch is charged to one class,
     and the checks under the table say whether to believe it. Exit status 6: a check failed (files are written anyway).
     """
+    from harness.files import check_writable
+
     if plot:
         from harness.report.figures import figure_format
 
         figure_format(plot)
-    as_file = Path(json_path) if json_path and json_path != "-" else None
-    _writable(save, *(p.parent for p in (as_file, markdown, plot) if p))
+    for path in (json_path, markdown, plot, save and save / "decomposition.json"):
+        check_writable(path)
     recorded = {
         "device": device,
         "rules": rules or None,
@@ -98,6 +100,9 @@ def command(json_path: str | None, markdown: Path | None, plot: Path | None, sav
         "tail": tail,
     }
     if trace_path is not None:
+        _refuse(("model", "config", "backend", "settings", "regime", "runs"), options)
+        if tail and not gguf:
+            raise click.UsageError("--tail goes with --gguf.")
         result, launches = _recorded(trace_path, recorded, options)
     else:
         if given := next((name for name, value in recorded.items() if value is not None), None):
@@ -109,6 +114,13 @@ def command(json_path: str | None, markdown: Path | None, plot: Path | None, sav
 
         print_decomposition(result)
     return Exit.DONE if result.ok else Exit.CHECK_FAILED
+
+
+def _refuse(names: tuple[str, ...], options: dict[str, Any]) -> None:
+    """A usage error for options of our own engine beside a recorded trace: they would change nothing."""
+    if given := next((name for name in names if options[name]), None):
+        hint = "; name the trace's model with --gguf" if given == "model" else ""
+        raise click.UsageError(f"--{'set' if given == 'settings' else given} does not go with --trace{hint}.")
 
 
 def _measured(options: dict[str, Any]) -> tuple[Decomposition, pd.DataFrame]:
@@ -195,19 +207,6 @@ def _reference(path: Path | None, *, same_window: bool) -> Decomposition | None:
     return reference
 
 
-def _writable(*paths: Path | None) -> None:
-    """Makes the folders that files will go to, so that a wrong path is told before the measurement and not after it."""
-    for path in paths:
-        if path is None:
-            continue
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise HarnessError(f"cannot make the folder {path} ({error.strerror}); give another path.") from None
-        if not os.access(path, os.W_OK):
-            raise HarnessError(f"cannot write into {path}; give another path.")
-
-
 def _write(result: Decomposition, launches: pd.DataFrame, json_path: str | None, markdown: Path | None,
            plot: Path | None, save: Path | None) -> None:  # fmt: skip
     """Every file that was asked for, also when a check failed: each appears whole or not at all."""
@@ -217,7 +216,6 @@ def _write(result: Decomposition, launches: pd.DataFrame, json_path: str | None,
     from harness.report.figures import decomposition_figure
 
     if save:
-        save.mkdir(parents=True, exist_ok=True)
         emit_json(result.to_dict(), str(save / "decomposition.json"))
         table.save(launches, save / "launches.parquet")
         decomposition_figure(result, save / "decomposition.png")

@@ -108,12 +108,14 @@ def synth(geometry: str, output: Path, seed: int, json_target: str | None) -> in
 
     from engine.geometry import PRESETS
     from engine.synth import SynthModel, write_gguf
+    from harness.files import check_writable
     from harness.report.progress import Reporter
 
     if geometry not in PRESETS:
         near = get_close_matches(geometry, PRESETS, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(PRESETS)}."
         raise HarnessError(f"geometry {geometry!r} does not exist; {hint}")
+    check_writable(output, whole=True)
     made = SynthModel(PRESETS[geometry](), seed)
     with Reporter() as report:
         write_gguf(made, output, report)
@@ -159,6 +161,10 @@ def greedy(
     """Prefill, then COUNT greedy tokens with a KV cache."""
     if (prompt is None) == (ids is None):
         raise click.UsageError("give --prompt TEXT or --ids FILE.json, one of the two.")
+    from harness.files import check_writable
+
+    check_writable(logits)
+    check_writable(json_target)
     given = _read_ids(ids) if ids else None
 
     import numpy as np

@@ -63,9 +63,11 @@ def llama_bench(
     EXTRA arguments (after --) go to llama-bench as they are.
     """
     from harness.attribution.reference import reference_of_llama_bench
-    from harness.files import emit_json
+    from harness.files import check_writable, emit_json
     from harness.report.decomposition import print_decomposition
 
+    check_writable(json_path)
+    check_writable(trace_to)
     result = reference_of_llama_bench(
         binary,
         gguf,

@@ -23,7 +23,11 @@ from harness.errors import Exit, HarnessError
     type=click.Path(dir_okay=False, path_type=Path),
     help="Read this report instead; needs no GPU.",
 )
-@click.option("--gmac", type=float, help="With --ncu-rep: GMAC of each launch, for counters per unit of work.")
+@click.option(
+    "--gmac",
+    type=click.FloatRange(min=0, min_open=True),
+    help="With --ncu-rep: GMAC of each launch, for counters per unit of work.",
+)
 @click.option(
     "--at-tokens", type=click.IntRange(min=1), help="With --ncu-rep: the token count that it was profiled at."
 )
@@ -45,8 +49,14 @@ def command(
     Picks the median launch of each class's main shape, counts what it did (memory, SM, occupancy, stalls, instructions and
     bytes per GMAC) and names where that disagrees with what was computed.
     """
+    from harness.files import check_writable
+
+    for path in (json_path, markdown):
+        check_writable(path)
     if report is not None:
-        return _read(report, gmac, at_tokens, tokens, json_path)
+        if classes or model or config:
+            raise click.UsageError("--class, --model and --config do not go with --ncu-rep.")
+        return _read(report, gmac, at_tokens, tokens, json_path, markdown)
     if gmac is not None or at_tokens is not None:
         raise click.UsageError("--gmac and --at-tokens go with --ncu-rep FILE.")
     from engine.levers import Levers
@@ -83,10 +93,10 @@ def command(
     return Exit.DONE
 
 
-def _read(report: Path, gmac: float | None, at_tokens: int | None, tokens: int | None, json_path: str | None) -> int:
+def _read(report: Path, gmac: float | None, at_tokens: int | None, tokens: int | None, json_path: str | None, markdown: Path | None) -> int:  # fmt: skip
     """An existing report: its counters, per GMAC where the work is known."""
-    from harness.files import emit_json
-    from harness.report.sol import print_counters, quantity
+    from harness.files import emit_json, write_atomic
+    from harness.report.sol import counters_to_markdown, print_counters, quantity
     from harness.report.table import say
     from harness.sol.ncu import WORK_COUNTERS, read_report
 
@@ -95,6 +105,8 @@ def _read(report: Path, gmac: float | None, at_tokens: int | None, tokens: int |
     if json_path:
         rows = [c.to_dict() | ({"per_gmac": {k: v / gmac if (v := getattr(c, k)) is not None else None for k in WORK_COUNTERS}} if gmac else {}) for c in counters]  # fmt: skip
         emit_json({"schema": "sol/1", "report": report.name, "at_tokens": at_tokens, "launches": rows}, json_path)
+    if markdown:
+        write_atomic(markdown, counters_to_markdown(counters, report.name, gmac))
     if json_path != "-":
         print_counters(counters)
         if gmac:

@@ -129,9 +129,11 @@ def _short(name: str, width: int = 44) -> str:
 @click.option("-o", "--output", type=_FILE, required=True, help="Where the scrubbed export goes; may be FILE itself.")
 def scrub(file: Path, output: Path) -> int:
     """Copy an nsys export without environment variables, user, host and process names."""
+    from harness.files import check_writable
     from harness.report.table import say
     from harness.sources.scrub import scrub as scrub_export
 
+    check_writable(output, whole=True)
     done = scrub_export(file, output)
     say(
         f"{output}: {done.tables} tables and {done.strings} strings that attribution needs; {done.dropped_tables} tables left behind, "
@@ -149,10 +151,12 @@ def record(output: Path, keep_environment: bool, argv: tuple[str, ...]) -> int:
 
     Write `--` before the command: `harness trace record -o x.sqlite -- llama-bench -m model.gguf`.
     """
+    from harness.files import check_writable
     from harness.report.table import say
     from harness.sources.nsys_driver import record as run_under_nsys
     from harness.sources.scrub import scrub as scrub_export
 
+    check_writable(output, whole=True)
     run_under_nsys(argv, output)
     if not keep_environment:
         scrub_export(output, output)

@@ -100,7 +100,30 @@ def print_counters(counters: Sequence[Counters]) -> None:
     )  # fmt: skip
     for c in counters:
         held = f"occupancy held by {' and '.join(c.limited_by)}" if c.limited_by else "occupancy limits not collected"
-        say(f"{_short(c.kernel)}: grid {c.grid}, block {c.block}; {held}; waits on {_stalls(c)}.")
+        say(
+            f"{_short(c.kernel)}: grid {c.grid}, block {c.block}, {c.smem_bytes / 1024:.1f} KB of shared memory; {held}; "
+            f"waits on {_stalls(c)}."
+        )
+
+
+def counters_to_markdown(counters: Sequence[Counters], name: str, gmac: float | None) -> str:
+    """What a report says by itself, one row per launch; `gmac` of each launch gives the work columns their unit."""
+    per = "/GMAC" if gmac else ""
+    lines = [
+        f"# Counters of {name}", "",
+        "| kernel | grid | block | µs | memory SOL | SM SOL | DRAM | occupancy | registers | smem KB | blocks/SM | held by | waits on "
+        f"| warp instr.{per} | DRAM B{per} | L2 B{per} | smem wavefronts{per} |",
+        "|---|---|---|--:|--:|--:|--:|--:|--:|--:|--:|---|---|--:|--:|--:|--:|",
+    ]  # fmt: skip
+    for c in counters:
+        counted = [getattr(c, key) for key in _PER_GMAC]
+        work = " | ".join(quantity(None if v is None else v / (gmac or 1)) for v in counted)
+        lines.append(
+            f"| `{_short(c.kernel)}` | {c.grid} | {c.block} | {c.duration_ns / 1e3:.1f} | {percent(c.memory_sol)} | {percent(c.sm_sol)} "
+            f"| {percent(c.dram_sol)} | {percent(c.achieved_occupancy)} | {c.registers} | {c.smem_bytes / 1024:.1f} | {c.blocks_per_sm} "
+            f"| {', '.join(c.limited_by) or '–'} | {_stalls(c)} | {work} |"
+        )
+    return "\n".join(lines) + "\n"
 
 
 def _label(row: SolRow) -> str:

@@ -11,6 +11,7 @@ import gzip
 import json
 import re
 import sys
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,7 +103,7 @@ def _read(path: Path, *, with_ranges: bool = False) -> tuple[pd.DataFrame, _Colu
         with _open(path) as text:
             for event in _events(text, columns.gpus):
                 _take(event, columns)
-    except (OSError, EOFError, UnicodeError) as error:
+    except (OSError, EOFError, UnicodeError, zlib.error) as error:
         raise HarnessError(f"{path} cannot be read ({error}); {_FIX}.") from None
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise HarnessError(

@@ -7,13 +7,13 @@ tables and the strings that attribution needs, and user and host names are repla
 
 from __future__ import annotations
 
-import os
 import re
 import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
 
 from harness.errors import HarnessError
+from harness.files import replacing
 from harness.sources.nsys import GRAPH, KERNEL, MEMCPY, MEMSET, OVERHEAD, PROFILER, RUNTIME, Export
 
 KEPT = (
@@ -69,18 +69,12 @@ def scrub(source: Path, out: Path) -> Scrubbed:
 
     `out` may be `source`. Raises HarnessError for a file that is no export.
     """
-    part = out.with_name(f".{out.name}.{os.getpid()}.part")
-    with Export(source) as export:
+    with Export(source) as export, replacing(out) as part:
+        part.unlink(missing_ok=True)
         try:
-            part.unlink(missing_ok=True)
-            done = _copy(export, part)
+            return _copy(export, part)
         except sqlite3.Error as error:
             raise HarnessError(f"{source} cannot be scrubbed ({error}); export it again with `nsys export`.") from None
-        else:
-            part.replace(out)
-        finally:
-            part.unlink(missing_ok=True)
-    return done
 
 
 def _copy(export: Export, part: Path) -> Scrubbed:

@@ -158,3 +158,15 @@ def test_a_large_trace_is_streamed(tmp_path: Path) -> None:
     count, grown_kb = map(int, done.stdout.split())
     assert path.stat().st_size > 90e6
     assert count == 101 and grown_kb < 60_000
+
+
+def test_a_damaged_gzip_stream_is_one_sentence(tmp_path: Path) -> None:
+    events = [
+        {"ph": "X", "cat": "kernel", "name": f"k{i * 7919}", "ts": i, "dur": 1, "pid": 0, "tid": 7} for i in range(3000)
+    ]
+    data = bytearray(gzip.compress(json.dumps({"traceEvents": events}).encode()))
+    path = tmp_path / "x.json.gz"
+    for at in range(20, len(data) - 300, len(data) // 20):
+        path.write_bytes(data[:at] + b"\xa5" * 300 + data[at + 300 :])
+        with pytest.raises(HarnessError, match=r"x\.json\.gz"):
+            read_kineto(path)

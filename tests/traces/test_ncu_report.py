@@ -59,3 +59,15 @@ def test_an_op_of_several_launches_sums_its_work_and_keeps_its_main_kernels_boun
     assert both.duration_ns == launch.duration_ns + 1000
     assert both.warp_instructions == 107
     assert both.dram_bytes is None  # one launch without the counter makes the sum unknown
+
+
+@needs_report
+def test_a_report_can_be_kept_as_markdown(tmp_path: Path) -> None:
+    from click.testing import CliRunner
+
+    from harness.commands.sol import command
+
+    done = CliRunner().invoke(command, ["--ncu-rep", str(REPORT), "--markdown", str(tmp_path / "sol.md")])
+    assert done.exception is None
+    assert "| 183.0 | 70.0 % | 90.5 % |" in (tmp_path / "sol.md").read_text()
+    assert "209.2 KB of shared memory" in " ".join(done.output.split())

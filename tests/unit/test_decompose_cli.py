@@ -104,7 +104,7 @@ def test_a_config_and_levers_are_taken(harness: Run, tmp_path: Path) -> None:
         (("--model", "no-such.gguf"), 1, "no-such.gguf"),
         (("--tokens", "999999"), 1, "do not fit the context"),
         (("--reference", "nowhere.json"), 1, "nowhere.json does not exist"),
-        (("--json", "/dev/null/x/d.json"), 1, "cannot make the folder /dev/null/x"),
+        (("--json", "/dev/null/x/d.json"), 1, "cannot write /dev/null/x/d.json"),
         (("--plot", "x.bmp"), 1, ".bmp is no figure format"),
         (("--source", "nsys"), 1, "'nsys' cannot trace the cpu backend; use --source host"),
         (("--occurrence", "2"), 64, "--occurrence goes with --trace"),
