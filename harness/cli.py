@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import io
+import os
 import sys
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import click
 from harness.errors import Exit, HarnessError
 
 COMMANDS = Path(__file__).parent / "commands"
+NARROWEST = 20
 
 
 class CommandRoom(click.Group):
@@ -36,6 +39,7 @@ def group() -> None:
 
 def main(args: list[str] | None = None) -> None:
     """Entry point: runs the group and turns every expected error into one sentence and its exit status."""
+    _prepare_streams()
     try:
         status = group.main(args=args, prog_name="harness", standalone_mode=False)
         sys.exit(int(status or 0))
@@ -66,6 +70,19 @@ def main(args: list[str] | None = None) -> None:
             raise
         click.echo(f"error: {error}", err=True)
         sys.exit(Exit.ERROR)
+
+
+def _prepare_streams() -> None:
+    """Whatever the terminal is, output never fails on it: a sign that its encoding lacks is a "?", a closed stream is no one."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns) < NARROWEST:
+        del os.environ["COLUMNS"]  # 0 is what a shell without a terminal says; nothing can be printed at that width
 
 
 def _is_engine_error(error: Exception) -> bool:

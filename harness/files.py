@@ -30,7 +30,7 @@ def write_atomic(path: Path, data: str | bytes) -> None:
     A link stays one: the file that it names is replaced. A pipe or a device (/dev/stdout, /dev/null) is written to.
     Raises HarnessError where the system refuses.
     """
-    raw = data.encode() if isinstance(data, str) else data
+    raw = _encoded(data) if isinstance(data, str) else data
     with _told(path):
         if _is_stream(path):
             path.write_bytes(raw)
@@ -89,6 +89,11 @@ def append_line(path: Path, record: dict[str, Any]) -> None:
             os.fsync(file.fileno())
 
 
+def _encoded(text: str) -> bytes:
+    """UTF-8 on every machine. A path that is not UTF-8 holds lone surrogates, which become escapes that JSON knows, too."""
+    return text.encode("utf-8", "backslashreplace")
+
+
 def to_json(value: Any) -> str:
     """JSON as the project writes it: two spaces, keys in their order, no NaN."""
     return json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
@@ -97,7 +102,8 @@ def to_json(value: Any) -> str:
 def emit_json(value: Any, target: str) -> None:
     """The value of a `--json PATH` option: to the file, or to stdout for "-" (and then nothing else goes there)."""
     if target == "-":
-        sys.stdout.write(to_json(value))
         sys.stdout.flush()
+        sys.stdout.buffer.write(_encoded(to_json(value)))
+        sys.stdout.buffer.flush()
     else:
         write_atomic(Path(target), to_json(value))

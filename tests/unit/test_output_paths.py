@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 
 from harness.errors import HarnessError
-from harness.files import append_line, check_writable, write_atomic
+from harness.files import append_line, check_writable, to_json, write_atomic
 
 
-def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "harness.cli", *arguments],
         cwd=cwd,
         capture_output=True,
         text=True,
-        env=os.environ | {"COLUMNS": "80"},
+        env=os.environ | {"COLUMNS": "80"} | variables,
     )
 
 
@@ -72,3 +72,24 @@ def test_options_of_our_own_engine_do_not_go_with_a_trace(tmp_path: Path) -> Non
     for option in (["--model", "tiny-llama"], ["--set", "concat=on"], ["--runs", "2"], ["--tail", "full"]):
         done = run("decompose", "--trace", "x.sqlite", *option, cwd=tmp_path)
         assert done.returncode == 64 and option[0] in done.stderr
+
+
+@pytest.mark.parametrize("strange", [{"PYTHONIOENCODING": "ascii"}, {"COLUMNS": "0"}])
+def test_a_poor_terminal_still_gets_the_table(tmp_path: Path, strange: dict[str, str]) -> None:
+    done = run("model", "info", "--model", "tiny-llama", "--tokens", "8", cwd=tmp_path, **strange)
+    assert done.returncode == 0 and "everything" in done.stdout and not done.stderr
+    as_json = run("model", "info", "--model", "tiny-llama", "--json", "-", cwd=tmp_path, **strange)
+    assert json.loads(as_json.stdout)["model"] == "tiny-llama"
+
+
+def test_a_closed_stream_is_no_error(tmp_path: Path) -> None:
+    command = f"{sys.executable} -m harness.cli model levers"
+    for closed in ("<&-", ">&-", "2>&-", "<&- >&- 2>&-"):
+        assert (
+            subprocess.run(["sh", "-c", f"{command} {closed}"], cwd=tmp_path, stdout=subprocess.DEVNULL).returncode == 0
+        )
+
+
+def test_a_name_that_is_not_utf8_reaches_the_json(tmp_path: Path) -> None:
+    write_atomic(tmp_path / "x.json", to_json({"trace": os.fsdecode(b"bad\xff.sqlite")}))
+    assert os.fsencode(json.loads((tmp_path / "x.json").read_bytes())["trace"]) == b"bad\xff.sqlite"
