@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from harness.commands._options import FILE, json_option
 from harness.errors import Exit
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("configs", nargs=-1, type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("configs", nargs=-1, type=FILE)
 @click.option("--aa", is_flag=True, help="Run BASE against itself: it should never land.")
 @click.option("--basket", is_flag=True, help="BASE A B: base, A, B and A+B in one window (2 × 2), decided on A+B.")
 @click.option("--resume", metavar="NNNN", help="Continue a round; its evidence is kept (another window multiplies it).")
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 @click.option("--no-anchor", metavar="REASON", default="", help="Accept a base wall off its last record.")
 @click.option("--land-sub-bar", metavar="REASON", default="", help="Keep a gain below the bar, if it is one.")
 @click.option("--no-mechanism", is_flag=True, help="Leave out the traced passes; the record says so.")
-@click.option("--json", "json_path", metavar="PATH", help='Write the record as JSON ("round/1"); "-" is stdout.')
+@json_option('the record as JSON ("round/1")')
 def command(
     configs: tuple[Path, ...], aa: bool, basket: bool, resume: str | None, protocol: str, strict: bool, tokens: int | None,
     model: str | None, regime: str | None, inner: int | None, statistic: str | None, max_pairs: int | None, boots: int | None,

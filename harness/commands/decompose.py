@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from harness.commands._options import FILE, FOLDER, TAIL, json_option, lever_values
 from harness.errors import Exit, HarnessError
 
 if TYPE_CHECKING:
@@ -19,17 +20,13 @@ if TYPE_CHECKING:
 @click.command()
 @click.option("--tokens", type=click.IntRange(min=1), help="Tokens of the prefill.  [default: the config's, else 3325]")
 @click.option("--model", help="A GGUF file or a geometry preset.  [default: the config's, else the machine's default]")
-@click.option(
-    "--config", type=click.Path(dir_okay=False, path_type=Path), help="An arm's YAML (experiments/base.yaml)."
-)
+@click.option("--config", type=FILE, help="An arm's YAML (experiments/base.yaml).")
 @click.option("--backend", type=click.Choice(["auto", "cpu", "cuda"]), help="[default: the config's, else auto]")
 @click.option("--set", "settings", multiple=True, metavar="LEVER=VALUE", help="Turn a lever; may be repeated.")
 @click.option("--regime", type=click.Choice(["burst", "sustained"]), help="[default: the protocol's, burst]")
 @click.option("--runs", type=click.IntRange(min=1), help="Untraced runs.  [default: the protocol's, GPU 7, CPU 3]")
 @click.option("--protocol", default="decompose", show_default=True, help="A protocol's name or YAML file.")
-@click.option(
-    "--reference", type=click.Path(dir_okay=False, path_type=Path), help="Another engine's decomposition: adds ratios."
-)
+@click.option("--reference", type=FILE, help="Another engine's decomposition: adds ratios.")
 @click.option(
     "--across-windows", is_flag=True, help="The reference is of another window, knowingly: its ratios are marked."
 )
@@ -39,14 +36,10 @@ if TYPE_CHECKING:
     show_default=True,
     help="Measure (or read cached) ceilings for bound and SOL.",
 )
-@click.option("--json", "json_path", metavar="PATH", help='Write the decomposition as JSON; "-" is stdout.')
-@click.option("--markdown", type=click.Path(dir_okay=False, path_type=Path), help="Write it as Markdown.")
-@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Write the figure (PNG, SVG or PDF).")
-@click.option(
-    "--save",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Write JSON, Markdown, PNG and launches.parquet there.",
-)
+@json_option("the decomposition as JSON")
+@click.option("--markdown", type=FILE, help="Write it as Markdown.")
+@click.option("--plot", type=FILE, help="Write the figure (PNG, SVG or PDF).")
+@click.option("--save", type=FOLDER, help="Write JSON, Markdown, PNG and launches.parquet there.")
 @click.option(
     "--source",
     type=click.Choice(["auto", "host", "cupti", "nsys", "kineto"]),
@@ -57,24 +50,17 @@ if TYPE_CHECKING:
 @click.option(
     "--trace",
     "trace_path",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE,
     help="Decompose a recorded trace: nsys .sqlite or .nsys-rep, Kineto .json or .json.gz, launches.parquet.",
 )
 @click.option("--device", type=int, help="With --trace: the device's ordinal, where it holds several.")
-@click.option(
-    "--rules",
-    type=click.Path(dir_okay=False, path_type=Path),
-    multiple=True,
-    help="With --trace: a rule file, tried before the packaged ones.",
-)
+@click.option("--rules", type=FILE, multiple=True, help="With --trace: a rule file, tried before the packaged ones.")
 @click.option("--gguf", help="With --trace: the model's GGUF (or a preset), for GMAC and roles.")
 @click.option("--range", "range_", metavar="NVTX", help="With --trace: the window is this NVTX range.")
 @click.option(
     "--occurrence", type=click.IntRange(min=1), help="With --trace: the K-th prefill, by the repeating launches."
 )
-@click.option(
-    "--tail", type=click.Choice(["last_row", "ffn_last_row", "full"]), help="With --gguf: what the last layer computes."
-)
+@click.option("--tail", type=TAIL, help="With --gguf: what the last layer computes.")
 def command(json_path: str | None, markdown: Path | None, plot: Path | None, save: Path | None, trace_path: Path | None,
             device: int | None, rules: tuple[Path, ...], gguf: str | None, range_: str | None, occurrence: int | None,
             tail: str | None, **options: Any) -> int:  # fmt: skip
@@ -138,7 +124,7 @@ def _measured(options: dict[str, Any]) -> tuple[Decomposition, pd.DataFrame]:
             "`harness trace record -- …` and give the file to `harness decompose --trace`."
         )
     reference = _reference(options["reference"], same_window=not options["across_windows"])
-    levers = Levers.from_dict((arm.levers if arm else {}) | _settings(options["settings"]))
+    levers = Levers.from_dict((arm.levers if arm else {}) | lever_values(options["settings"], "--set"))
     protocol = load_protocol(options["protocol"], DecomposeProtocol)
     arguments: dict[str, Any] = {
         "model": options["model"] or (arm.model if arm else None),
@@ -173,17 +159,6 @@ def _recorded(path: Path, recorded: dict[str, Any], options: dict[str, Any]) -> 
         **loaded.about,
     )
     return result, loaded.launches
-
-
-def _settings(settings: tuple[str, ...]) -> dict[str, Any]:
-    """`lever=value` pairs; whole numbers become int. Raises HarnessError for a pair without "="."""
-    values: dict[str, Any] = {}
-    for setting in settings:
-        name, equals, value = setting.partition("=")
-        if not equals:
-            raise HarnessError(f"--set {setting!r} is no lever=value pair; write for example --set concat=on.")
-        values[name.strip()] = int(value) if value.strip().isdecimal() else value.strip()
-    return values
 
 
 def _reference(path: Path | None, *, same_window: bool) -> Decomposition | None:

@@ -6,17 +6,18 @@ from pathlib import Path
 
 import click
 
+from harness.commands._options import FILE, json_option
 from harness.errors import Exit, HarnessError
 
 
 @click.command()
-@click.argument("base", type=click.Path(dir_okay=False, path_type=Path))
-@click.argument("lever", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("base", type=FILE)
+@click.argument("lever", type=FILE)
 @click.option("--protocol", default="gates", show_default=True, help="Limits: a protocol's name or a YAML file.")
 @click.option("--tokens", type=click.IntRange(min=1), help="Tokens of the timed shape.  [default: the configs']")
 @click.option("--model", help="A GGUF file or a preset.  [default: the configs']")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the random tokens.")
-@click.option("--json", "json_path", metavar="PATH", help='Write the results as JSON; "-" is stdout.')
+@json_option("the results as JSON")
 def command(
     base: Path, lever: Path, protocol: str, tokens: int | None, model: str | None, seed: int, json_path: str | None
 ) -> int:

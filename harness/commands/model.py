@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from harness.commands._options import FILE, TAIL, lever_values
 from harness.errors import Exit, HarnessError
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def list_(json_target: str | None) -> int:
     "--tail",
     default="last_row",
     show_default=True,
-    type=click.Choice(["last_row", "ffn_last_row", "full"]),
+    type=TAIL,
     help="What the last layer computes for one row only.",
 )
 @click.option(
@@ -99,7 +100,7 @@ def info(
 
 @command.command()
 @click.argument("geometry")
-@click.option("-o", "--output", required=True, type=click.Path(dir_okay=False, path_type=Path), metavar="FILE.gguf")
+@click.option("-o", "--output", required=True, type=FILE, metavar="FILE.gguf")
 @SEED
 @JSON
 def synth(geometry: str, output: Path, seed: int, json_target: str | None) -> int:
@@ -138,12 +139,7 @@ def synth(geometry: str, output: Path, seed: int, json_target: str | None) -> in
 )
 @click.option("-n", "count", default=32, show_default=True, type=click.IntRange(1), help="Tokens to generate.")
 @MODEL
-@click.option(
-    "--logits",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE.npy",
-    help="Save the prefill's last-token logits (float32 [vocab]).",
-)
+@click.option("--logits", type=FILE, metavar="FILE.npy", help="Save the prefill's last-token logits (float32 [vocab]).")
 @click.option("--backend", default="auto", show_default=True, type=click.Choice(["auto", "cpu", "cuda"]))
 @click.option(
     "--lever",
@@ -169,11 +165,12 @@ def greedy(
 
     import numpy as np
 
+    from engine.levers import Levers
     from engine.open import choose, open_engine
     from engine.tokens import require
     from harness.report.progress import Reporter
 
-    levers = _levers(lever_settings)
+    levers = Levers.from_dict(lever_values(lever_settings, "--lever"))
     with Reporter() as report:
         gpu = choose(backend) == "cuda"  # type: ignore[arg-type]
         opened = _resolve(model, gpu=gpu, seed=seed, progress=report)
@@ -249,19 +246,6 @@ def _resolve(
         return resolve(model, gpu=gpu, progress=progress, seed=seed)
     with Reporter() as report:
         return resolve(model, gpu=gpu, progress=report, seed=seed)
-
-
-def _levers(settings: tuple[str, ...]) -> Any:
-    """`name=value` strings → Levers. Raises HarnessError, or LeverError naming the nearest lever."""
-    from engine.levers import Levers
-
-    values: dict[str, Any] = {}
-    for setting in settings:
-        name, equals, value = setting.partition("=")
-        if not equals:
-            raise HarnessError(f"--lever {setting!r} has no value; write NAME=VALUE.")
-        values[name] = int(value) if value.isdigit() else value
-    return Levers.from_dict(values)
 
 
 def _read_ids(path: Path) -> list[int]:

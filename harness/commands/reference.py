@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from harness.commands._options import FILE, TAIL
 from harness.errors import Exit
 
 
@@ -15,16 +16,8 @@ def command() -> None:
 
 
 @command.command("llama-bench")
-@click.option(
-    "--bin", "binary", type=click.Path(dir_okay=False, path_type=Path), required=True, help="llama-bench itself."
-)
-@click.option(
-    "-m",
-    "--gguf",
-    type=click.Path(dir_okay=False, path_type=Path),
-    required=True,
-    help="The GGUF that both engines run.",
-)
+@click.option("--bin", "binary", type=FILE, required=True, help="llama-bench itself.")
+@click.option("-m", "--gguf", type=FILE, required=True, help="The GGUF that both engines run.")
 @click.option("--tokens", type=click.IntRange(min=1), default=3325, show_default=True)
 @click.option("--ub", type=click.IntRange(min=1), help="Physical batch (-ub).  [default: llama-bench's own, 512]")
 @click.option(
@@ -34,17 +27,11 @@ def command() -> None:
     show_default=True,
     help="Untraced ones; the first is not counted.",
 )
-@click.option(
-    "--tail",
-    type=click.Choice(["last_row", "ffn_last_row", "full"]),
-    help="What its last layer computes.  [default: ffn_last_row]",
-)
+@click.option("--tail", type=TAIL, help="What its last layer computes.  [default: ffn_last_row]")
 @click.option(
     "--timeout", type=click.FloatRange(min=1), default=600, show_default=True, help="Seconds for each of the two runs."
 )
-@click.option(
-    "--trace", "trace_to", type=click.Path(dir_okay=False, path_type=Path), help="Keep the scrubbed nsys export here."
-)
+@click.option("--trace", "trace_to", type=FILE, help="Keep the scrubbed nsys export here.")
 @click.option(
     "--json",
     "json_path",

@@ -6,23 +6,17 @@ from pathlib import Path
 
 import click
 
+from harness.commands._options import FILE, json_option
 from harness.errors import Exit, HarnessError
 
 
 @click.command()
 @click.option("--tokens", type=click.IntRange(min=1), help="Tokens of the prefill.  [default: the config's, else 3325]")
 @click.option("--model", help="A GGUF file or a geometry preset.  [default: the config's, else the machine's default]")
-@click.option(
-    "--config", type=click.Path(dir_okay=False, path_type=Path), help="An arm's YAML (experiments/base.yaml)."
-)
+@click.option("--config", type=FILE, help="An arm's YAML (experiments/base.yaml).")
 @click.option("--class", "classes", multiple=True, metavar="CLASS", help="Only these classes; may be repeated.")
 @click.option("--regime", type=click.Choice(["burst", "sustained"]), default="burst", show_default=True)
-@click.option(
-    "--ncu-rep",
-    "report",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Read this report instead; needs no GPU.",
-)
+@click.option("--ncu-rep", "report", type=FILE, help="Read this report instead; needs no GPU.")
 @click.option(
     "--gmac",
     type=click.FloatRange(min=0, min_open=True),
@@ -31,15 +25,9 @@ from harness.errors import Exit, HarnessError
 @click.option(
     "--at-tokens", type=click.IntRange(min=1), help="With --ncu-rep: the token count that it was profiled at."
 )
-@click.option(
-    "--save",
-    type=click.Path(dir_okay=False, path_type=Path),
-    default=Path("sol.ncu-rep"),
-    show_default=True,
-    help="Where the .ncu-rep is left.",
-)
-@click.option("--json", "json_path", metavar="PATH", help='Write the rows as JSON; "-" is stdout.')
-@click.option("--markdown", type=click.Path(dir_okay=False, path_type=Path), help="Write them as Markdown.")
+@click.option("--save", type=FILE, default=Path("sol.ncu-rep"), show_default=True, help="Where the .ncu-rep is left.")
+@json_option("the rows as JSON")
+@click.option("--markdown", type=FILE, help="Write them as Markdown.")
 def command(
     tokens: int | None, model: str | None, config: Path | None, classes: tuple[str, ...], regime: str, report: Path | None,
     gmac: float | None, at_tokens: int | None, save: Path, json_path: str | None, markdown: Path | None,

@@ -7,9 +7,8 @@ from typing import Any
 
 import click
 
+from harness.commands._options import FILE, json_option
 from harness.errors import Exit
-
-_FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 @click.group()
@@ -18,8 +17,8 @@ def command() -> None:
 
 
 @command.command()
-@click.argument("file", type=_FILE)
-@click.option("--json", "json_path", metavar="PATH", help='Write JSON; "-" is stdout.')
+@click.argument("file", type=FILE)
+@json_option("JSON")
 def info(file: Path, json_path: str | None) -> int:
     """What FILE holds: launches per device, their summed time, its union, their span, and what to know of them."""
     from harness.attribution.recorded import read_trace
@@ -76,10 +75,10 @@ def _show_info(found: dict[str, Any]) -> None:
 
 
 @command.command()
-@click.argument("file", type=_FILE)
-@click.option("--rules", type=_FILE, multiple=True, help="A rule file, tried before the packaged ones.")
+@click.argument("file", type=FILE)
+@click.option("--rules", type=FILE, multiple=True, help="A rule file, tried before the packaged ones.")
 @click.option("--device", type=int, help="Only this device's launches.")
-@click.option("--json", "json_path", metavar="PATH", help='Write JSON; "-" is stdout.')
+@json_option("JSON")
 def classify(file: Path, rules: tuple[Path, ...], device: int | None, json_path: str | None) -> int:
     """Which class each kernel name of FILE gets, and by which rule, the longest first.
 
@@ -125,8 +124,8 @@ def _short(name: str, width: int = 44) -> str:
 
 
 @command.command()
-@click.argument("file", type=_FILE)
-@click.option("-o", "--output", type=_FILE, required=True, help="Where the scrubbed export goes; may be FILE itself.")
+@click.argument("file", type=FILE)
+@click.option("-o", "--output", type=FILE, required=True, help="Where the scrubbed export goes; may be FILE itself.")
 def scrub(file: Path, output: Path) -> int:
     """Copy an nsys export without environment variables, user, host and process names."""
     from harness.files import check_writable
@@ -143,7 +142,7 @@ def scrub(file: Path, output: Path) -> int:
 
 
 @command.command(context_settings={"ignore_unknown_options": True})
-@click.option("-o", "--output", type=_FILE, required=True, help="Where the SQLite export goes.")
+@click.option("-o", "--output", type=FILE, required=True, help="Where the SQLite export goes.")
 @click.option("--keep-environment", is_flag=True, help="Do not scrub the export.")
 @click.argument("argv", nargs=-1, required=True, type=click.UNPROCESSED)
 def record(output: Path, keep_environment: bool, argv: tuple[str, ...]) -> int:

@@ -26,6 +26,8 @@ THROTTLE_BITS = {
     0x0000000000000100: "display_clocks",
 }
 """nvmlClocksEventReason* bits by the names that the records use."""
+SHORTEST_S = 0.1
+"""The kernel counts CPU time in ticks of 10 ms: shares of a shorter time than this are noise."""
 
 
 class Gpu:
@@ -159,6 +161,7 @@ class Sentinel:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._host = _HostClock.now()
+        self._shares = {"foreign": 0.0, "own": 0.0}
 
     def __enter__(self) -> Sentinel:
         if self.gpu is not None:
@@ -196,12 +199,19 @@ class Sentinel:
         return state
 
     def host_load(self) -> dict[str, float]:
-        """Since the last call: shares of all cores used by others and by us, and the 1-minute load average."""
-        before, self._host = self._host, _HostClock.now()
-        cores = (psutil.cpu_count() or 1) * max(self._host.at - before.at, 1e-3)
-        own = min(max(self._host.own - before.own, 0.0) / cores, 1.0)
-        busy = max(self._host.busy - before.busy, 0.0) / cores
-        return {"foreign": round(max(busy - own, 0.0), 4), "own": round(own, 4), "load_1min": os.getloadavg()[0]}
+        """Since the last call: shares of all cores used by others and by us, and the 1-minute load average.
+
+        A call within SHORTEST_S of the last one repeats its shares; the time in between counts in the next.
+        """
+        now = _HostClock.now()
+        elapsed = now.at - self._host.at
+        if elapsed >= SHORTEST_S:
+            before, self._host = self._host, now
+            cores = (psutil.cpu_count() or 1) * elapsed
+            own = min(max(now.own - before.own, 0.0) / cores, 1.0)
+            busy = min(max(now.busy - before.busy, 0.0) / cores, 1.0)
+            self._shares = {"foreign": round(max(busy - own, 0.0), 4), "own": round(own, 4)}
+        return self._shares | {"load_1min": os.getloadavg()[0]}
 
     def during(self, start_ns: int, end_ns: int) -> dict[str, Any]:
         """Over one forward: mean sm_mhz and power_w, highest temp_c, all throttle bits seen.

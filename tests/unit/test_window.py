@@ -11,7 +11,7 @@ import pytest
 
 from harness.config import load_protocol
 from harness.window.rules import QuietWindow, disturbances, drop_reason
-from harness.window.sentinel import Gpu, Sentinel, nvml_handle, throttle_names
+from harness.window.sentinel import SHORTEST_S, Gpu, Sentinel, nvml_handle, throttle_names
 
 RULES = load_protocol("quiet-window", QuietWindow)
 
@@ -148,3 +148,13 @@ def test_the_gpu_that_is_watched_is_the_one_that_cuda_uses(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     nvml = SimpleNamespace(nvmlDeviceGetHandleByIndex=lambda i: i, nvmlDeviceGetHandleByUUID=lambda u: u)
     assert nvml_handle(nvml, 0) == handle
+
+
+def test_a_moment_too_short_for_the_kernels_ticks_says_nothing_of_the_host() -> None:
+    sentinel = Sentinel(None)
+    began = sentinel._host
+    assert all(sentinel.host_load()["foreign"] == 0.0 for _ in range(3)), "no tick of somebody's can be a share here"
+    assert sentinel._host is began, "and its time counts in the next answer"
+    time.sleep(SHORTEST_S)
+    load = sentinel.host_load()
+    assert 0 <= load["foreign"] <= 1 and 0 <= load["own"] <= 1 and sentinel._host is not began
