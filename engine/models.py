@@ -40,13 +40,13 @@ def resolve(model: str | None, *, gpu: bool, progress: Progress | None = None, s
         except FetchError as error:
             note = f"Synthetic weights in SmolLM2's shapes: the real ones could not be fetched ({error})"
             return SynthModel(PRESETS[FALLBACK_CPU](), seed, note=note)
-    name = model or DEFAULT_GPU
+    name = DEFAULT_GPU if model is None else model
     if name in PRESETS:
         return SynthModel(PRESETS[name](), seed)
     if name == SMOLLM2:
         return open_model(fetch_smollm2(progress))
     path = Path(name).expanduser()
-    if not path.exists():
+    if not name or not path.exists():
         names = [n for n, _ in known()]
         near = get_close_matches(name, names, n=1)
         hint = f"did you mean the model {near[0]!r}?" if near else f"give a .gguf file or one of {', '.join(names)}."

@@ -128,3 +128,8 @@ def test_a_killed_fetch_leaves_nothing_half_written_and_the_next_cleans_up(
     with pytest.raises(ModelError, match="SHA-256"):
         fetch.fetch_smollm2()
     assert sorted(p.name for p in folder.iterdir()) == ["fetch.lock"]
+
+
+def test_an_empty_name_is_no_model() -> None:
+    with pytest.raises(ModelError, match="model '' does not exist"):
+        resolve("", gpu=False)
