@@ -34,8 +34,8 @@ class LandingProtocol(Strict):
     """Forwards before the timed ones in every half, so that lazy loading stays outside the window. Odd as `inner` is: a
     half is then an even number of forwards, and an engine that alternates meets every half alike."""
     half_timeout_s: float = Field(default=600, gt=0)
-    traced_passes: int = Field(default=3, ge=1)
-    """Traced passes of each arm for the mechanism."""
+    traced_passes: int = Field(default=5, ge=1)
+    """Traced passes of each arm for the mechanism; on the CPU, where a forward takes seconds, three at most."""
 
     @model_validator(mode="after")
     def _reachable(self) -> LandingProtocol:

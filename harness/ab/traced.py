@@ -9,6 +9,9 @@ from harness.attribution.embedded import decompose_engine
 from harness.attribution.measure import DecomposeProtocol, Regime
 from harness.config import load_protocol
 
+CPU_PASSES = 3
+"""Traced passes of a CPU arm, at most."""
+
 
 def trace_arm(target: EmbeddedArm, tokens: int, *, passes: int, regime: str, idle_s: float, load_s: float) -> dict[str, Any]:  # fmt: skip
     """A decomposition of the arm, and per traced pass the busy ms of each op (summed over the layers).
@@ -18,7 +21,8 @@ def trace_arm(target: EmbeddedArm, tokens: int, *, passes: int, regime: str, idl
     """
     protocol = load_protocol("decompose", DecomposeProtocol).model_copy(update={"idle_s": idle_s, "load_s": load_s})
     name = target.engine.name
-    part = protocol.of(name).model_copy(update={"passes": passes, "runs": 3 if name == "cuda" else 1})
+    few = {"passes": passes, "runs": 3} if name == "cuda" else {"passes": min(passes, CPU_PASSES), "runs": 1}
+    part = protocol.of(name).model_copy(update=few)
     protocol = protocol.model_copy(update={name: part})
     result = decompose_engine(target.engine, target.model, tokens, protocol, regime=cast(Regime, regime))
 

@@ -77,6 +77,7 @@ class Pass(_Model):
     launches: int
     outliers: list[Outlier] = []
     table: bool = False
+    class_ms: dict[str, float] = {}  # class → Σ durations in this pass; {} in tables made before it was kept
 
 
 class Decomposition(_Model):

@@ -11,19 +11,26 @@ A kernel whose count moved by more than a window's edge can explain (`EDGE`) is 
 launches too: delta = ms after / f − ms before. A class's delta is the sum over its kernels, so a mix of long and short
 launches inside a class cannot imitate a change.
 
-direct gain = the deltas below zero, hidden tax = those above, net = their sum: all in ms at the work of the first side.
+Traced passes of one engine differ among themselves, as its clock does. Where the tables carry their passes, a class's time
+is its median over them, and a change is told only when it exceeds what the passes of both sides span together (largest
+minus smallest, summed): no pass of one side then reaches a pass of the other. Every other change is *within noise*.
+
+direct gain = the deltas told that are below zero, hidden tax = those above, net = their sum: all in ms at the work of the
+first side. What lies within noise is summed apart: net + within noise is the change of the classes' total.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from pathlib import PurePath
+from statistics import median
 from typing import Any, Literal
 
 import pandas as pd
 
-from harness.attribution.decomposition import Decomposition
+from harness.attribution.decomposition import Decomposition, Pass
 from harness.errors import HarnessError
 
 MOVED = 0.02
@@ -32,7 +39,9 @@ WORTH = 0.001
 """... nor did one whose change is worth less than 0.1 % of busy."""
 EDGE = 0.10
 """Launch counts may differ by 10 % (or 2 launches a device) from the work factor's before they count as changed."""
-
+CLASS_SPAN = 0.10
+"""Tables that kept busy per pass but no class's time: any class may account for all that busy spans, up to this part of
+its own time (attention in three passes of one arm on an H200, under its power cap: 4.30 to 4.76 ms)."""
 
 WINDOW_MINUTES = 30
 """Two tables without a window's name that were made further apart than this are of two windows."""
@@ -54,6 +63,15 @@ class Amount:
         return Amount(self.ms + other.ms, self.launches + other.launches)
 
 
+@dataclass(frozen=True)
+class Spread:
+    """How far the traced passes of one side lie apart: largest minus smallest, ms."""
+
+    busy_ms: float
+    busy: float  # the same as a fraction of the median pass's busy
+    class_ms: dict[str, float] | None  # None: the passes did not keep their classes
+
+
 @dataclass
 class Side:
     """One side of a diff, whatever it was read from. Keys of `parts` are (class, weight type, name, device)."""
@@ -70,6 +88,7 @@ class Side:
     wall_ms: float | None = None
     named: bool = True  # the parts carry kernel names
     levers: dict[str, Any] = field(default_factory=dict)
+    spread: Spread | None = None  # None with fewer than two traced passes
 
     @property
     def busy_ms(self) -> float:
@@ -87,12 +106,26 @@ class Side:
 
 @dataclass(frozen=True)
 class Row:
-    """One class or kernel on both sides. `delta_ms` is at the first side's work; negative is faster."""
+    """One class or kernel on both sides. `delta_ms` is at the first side's work; negative is faster.
+
+    `noise_ms`: what the passes of both sides span together; 0 where nobody knows.
+    """
 
     key: tuple
     before: Amount
     after: Amount
     delta_ms: float
+    noise_ms: float = 0.0
+
+    @property
+    def within_noise(self) -> bool:
+        """True for a change that passes of one and the same engine show too."""
+        return 0 < abs(self.delta_ms) <= self.noise_ms
+
+    @property
+    def told_ms(self) -> float:
+        """The delta; 0 within noise."""
+        return 0.0 if self.within_noise else self.delta_ms
 
     @property
     def change(self) -> float | None:
@@ -122,23 +155,39 @@ class Diff:
 
     @property
     def direct_ms(self) -> float:
-        """Σ of the classes that got faster (≤ 0)."""
-        return sum(min(r.delta_ms, 0.0) for r in self.classes)
+        """Σ of the classes that got faster, beyond noise (≤ 0)."""
+        return sum(min(r.told_ms, 0.0) for r in self.classes)
 
     @property
     def tax_ms(self) -> float:
-        """Σ of the classes that grew (≥ 0)."""
-        return sum(max(r.delta_ms, 0.0) for r in self.classes)
+        """Σ of the classes that grew, beyond noise (≥ 0)."""
+        return sum(max(r.told_ms, 0.0) for r in self.classes)
 
     @property
     def net_ms(self) -> float:
         """direct + tax."""
         return self.direct_ms + self.tax_ms
 
+    @property
+    def noise_ms(self) -> float:
+        """Σ of the changes within noise, of either sign; net + this is the change of the total."""
+        return sum(r.delta_ms for r in self.classes if r.within_noise)
+
+    def spread_text(self) -> str:
+        """How far each side's passes lie apart, as a clause; "" where neither side knows."""
+        known = [s for s in (self.before, self.after) if s.spread]
+        each = " and ".join(f"{s.spread.busy:.1%} ({PurePath(s.label).name})" for s in known if s.spread)
+        return f"passes of one side span {each} of busy" if each else ""
+
+    def sums_text(self) -> str:
+        """direct gain, hidden tax and net in one line, and beside them what is within noise."""
+        text = f"direct gain {self.direct_ms:+.2f} ms, hidden tax {self.tax_ms:+.2f} ms, net {self.net_ms:+.2f} ms"
+        return text + (f"; within noise {self.noise_ms:+.2f} ms" if any(r.within_noise for r in self.classes) else "")
+
     def moved(self, rows: Iterable[Row]) -> list[Row]:
-        """The rows whose change is above both thresholds, largest first."""
+        """The rows whose change is above both thresholds and beyond noise, largest first."""
         floor = WORTH * self.before.busy_ms
-        found = [r for r in rows if abs(r.delta_ms) >= floor and abs(r.change if r.change is not None else 1) >= MOVED]
+        found = [r for r in rows if abs(r.told_ms) >= floor and abs(r.change if r.change is not None else 1) >= MOVED]
         return sorted(found, key=lambda r: -abs(r.delta_ms))
 
     def sentence(self) -> str:
@@ -154,7 +203,8 @@ class Diff:
         if slower:
             parts.append(("grew: " if faster else "") + "; ".join(self._say(r) for r in slower[:3]) + _more(slower))
         elif not faster:
-            parts = [f"no {what} moved by {MOVED:.0%} or more"]
+            noisy = any(r.within_noise for r in rows)
+            parts = [f"no {what} moved by {MOVED:.0%} or more" + (" beyond noise" if noisy else "")]
         return "; ".join(parts)
 
     def _say(self, row: Row) -> str:
@@ -177,6 +227,8 @@ class Diff:
                     "before_ms": r.before.ms,
                     "after_ms": r.after.ms,
                     "delta_ms": r.delta_ms,
+                    "noise_ms": r.noise_ms,
+                    "within_noise": r.within_noise,
                     "launches_before": r.before.launches,
                     "launches_after": r.after.launches,
                     "us_per_launch_before": r.before.us_per_launch,
@@ -198,6 +250,7 @@ class Diff:
             "direct_ms": self.direct_ms,
             "tax_ms": self.tax_ms,
             "net_ms": self.net_ms,
+            "noise_ms": self.noise_ms,
             "comparable": [{"what": w, "same": s, "detail": d} for w, s, d in self.comparable],
             "notes": self.notes,
         }
@@ -228,16 +281,37 @@ def short_name(name: str) -> str:
 
 
 def side_of_decomposition(table: Decomposition, label: str) -> Side:
-    """A side from a decomposition: classes and weight types, no kernel names."""
+    """A side from a decomposition: classes and weight types, no kernel names; each class at the median of its passes."""
+    passes = _passes(table)
+    kept = all(p.class_ms for p in passes)
+    sums = table.by_class()
     parts: dict[tuple[str, str, str, int], Amount] = {}
     for row in table.classes:
         key = (row.cls, row.weight_type or "-", "", 0)
-        parts[key] = parts.get(key, Amount()) + Amount(row.sum_ms, row.launches)
+        scale = 1.0
+        if passes and kept and sums[row.cls]:
+            scale = median(p.class_ms.get(row.cls, 0.0) for p in passes) / sums[row.cls]
+        parts[key] = parts.get(key, Amount()) + Amount(row.sum_ms * scale, row.launches)
     return Side(
         label, parts, tokens=table.tokens, regime=table.regime, device=table.device, model=table.model, source=table.source,
         window=str(table.provenance.get("window") or ""), created=table.created, wall_ms=table.wall_ms, named=False,
-        levers=table.levers,
+        levers=table.levers, spread=_spread(passes) if len(passes) > 1 else None,
     )  # fmt: skip
+
+
+def _passes(table: Decomposition) -> list[Pass]:
+    """The traced passes that speak for the table: those without outlier launches, where there are two; else all."""
+    clean = [p for p in table.passes if not p.outliers]
+    return clean if len(clean) > 1 else table.passes
+
+
+def _spread(passes: list[Pass]) -> Spread:
+    busy = [p.busy_ms for p in passes]
+    spans = None
+    if all(p.class_ms for p in passes):
+        times = {cls: [p.class_ms.get(cls, 0.0) for p in passes] for cls in {c for p in passes for c in p.class_ms}}
+        spans = {cls: max(ms) - min(ms) for cls, ms in times.items()}
+    return Spread(max(busy) - min(busy), (max(busy) - min(busy)) / median(busy), spans)
 
 
 def side_of_launches(launches: pd.DataFrame, label: str, *, source: str, tokens: int | None = None) -> Side:
@@ -305,7 +379,9 @@ def diff(before: Side, after: Side, *, across_windows: bool = False) -> Diff:
         notes.append(
             f"declared comparable although the {' and '.join(clash)} differ: a difference may be the machine's, not the code's."
         )
-    order = sorted(classes, key=lambda r: -max(r.before.ms, r.after.ms))
+    order = [
+        _with_noise(r, before, after, factor) for r in sorted(classes, key=lambda r: -max(r.before.ms, r.after.ms))
+    ]
     return Diff(
         before, after, "tokens" if by_tokens else "launches", factor, order,
         [r for r in types if r.key[0] in several], sorted(kernels, key=lambda r: -abs(r.delta_ms)), comparable, notes,
@@ -339,6 +415,17 @@ def _scaled(before: dict[tuple, Amount], after: dict[tuple, Amount], factor: flo
         Row(key, b := before.get(key, Amount()), a := after.get(key, Amount()), a.ms / factor - b.ms)
         for key in _union(before, after)
     ]
+
+
+def _with_noise(row: Row, before: Side, after: Side, factor: float) -> Row:
+    """The class's row with what its passes span on both sides; a side that does not know is taken to span as the other."""
+    known = [(side.spread, work) for side, work in ((before, 1.0), (after, factor)) if side.spread]
+    if not known:
+        return row
+    spans = [s.class_ms.get(str(row.key[0]), 0.0) / work for s, work in known if s.class_ms is not None]
+    if len(spans) == len(known):
+        return replace(row, noise_ms=sum(spans) * 2 / len(spans))
+    return replace(row, noise_ms=min(CLASS_SPAN * row.before.ms, max(s.busy_ms / work for s, work in known)))
 
 
 def _per_launch(before: dict[tuple, Amount], after: dict[tuple, Amount], factor: float, devices: int) -> list[Row]:

@@ -201,11 +201,14 @@ def measure(
 
 
 def _pass(traced: Trace, plan: Plan) -> Pass:
+    table = traced.launches
+    duration = (table["end_ns"] - table["start_ns"]).groupby(table["class"].fillna("").replace("", "other")).sum()
     return Pass(
         wall_ms=traced.wall_ns / 1e6,
         busy_ms=union_ns(traced.launches["start_ns"], traced.launches["end_ns"]) / 1e6,
         launches=len(traced.launches),
         outliers=find_outliers(traced.launches, plan)[:10],
+        class_ms={str(cls): float(ns) / 1e6 for cls, ns in duration.items() if ns},
     )
 
 

@@ -108,9 +108,13 @@ def show(found: Diff, kernels: int = 8) -> None:
     say()
     floor = 0.001 * found.before.busy_ms
     rows = [_cells(r, str(r.key[0])) for r in found.classes]
-    styles = ["" if abs(r.delta_ms) < floor else "green" if r.delta_ms < 0 else "red" for r in found.classes]
+    styles = ["" if abs(r.told_ms) < floor else "green" if r.delta_ms < 0 else "red" for r in found.classes]
     total_before, total_after = (sum(getattr(r, side).ms for r in found.classes) for side in ("before", "after"))
-    sums = {"before": f"{total_before:.2f}", "after": f"{total_after:.2f}", "delta ms": f"{found.net_ms:+.2f}"}
+    sums = {
+        "before": f"{total_before:.2f}",
+        "after": f"{total_after:.2f}",
+        "delta ms": f"{found.net_ms + found.noise_ms:+.2f}",
+    }
     rows.append({"": "sum"} | ({"delta ms": sums["delta ms"]} if per_launch else sums))
     _print("class", rows, per_launch, [*styles, "bold"])
     if found.types:
@@ -126,7 +130,10 @@ def show(found: Diff, kernels: int = 8) -> None:
     for note in found.notes:
         say(f"note: {note}", "yellow")
     unit = " at the first window's launches" if per_launch else ""
-    say(f"direct gain {found.direct_ms:+.2f} ms, hidden tax {found.tax_ms:+.2f} ms, net {found.net_ms:+.2f} ms{unit}")
+    noisy = [str(r.key[0]) for r in found.classes if r.within_noise and abs(r.delta_ms) >= floor]
+    if spread := found.spread_text():
+        say(f"noise: {spread}" + (f"; within it: {', '.join(noisy)}" if noisy else ""))
+    say(found.sums_text() + unit)
     say(found.sentence(), "bold")
 
 

@@ -31,10 +31,14 @@ def render_index(reports: Path, *, figures: bool = True) -> list[Path]:
 
 
 def wall_after(record: RoundRecord, path: Path) -> float | None:
-    """The wall that the engine has after a round: arm B's where it landed, else arm A's; a table's own. ms."""
+    """The wall that the base has after a round: arm B's where its lever was promoted, else arm A's; a table's own. ms.
+
+    An arm with a plant is no configuration of the engine: the other one speaks for the base then.
+    """
     if record.kind == "MEAS-ONLY":
         return load_decomposition(path / TABLE).wall_ms if (path / TABLE).is_file() else None
-    arm = record.arms.get("B" if record.verdict == "LANDED" else "A")
+    planted = "A" in record.arms and bool(record.arms["A"].config.get("plant"))
+    arm = record.arms.get("B" if record.promoted or planted else "A")
     return arm.wall.median_ms if arm is not None and arm.wall is not None else None
 
 

@@ -179,22 +179,25 @@ def _reach(walls: Sequence[float]) -> float:
 
 
 def plot_bridge(path: Path, found: Diff, *, title: str = "", most: int = 9) -> None:
-    """A waterfall from the first side's busy to the second's, at the first side's work: gains down, taxes up."""
+    """A waterfall from the first side's busy to the second's, at the first side's work: gains down, taxes up; what lies
+    within noise is one grey step."""
     with rc_context(STYLE):
-        ranked = sorted(found.classes, key=lambda r: -abs(r.delta_ms))
+        ranked = sorted((r for r in found.classes if not r.within_noise), key=lambda r: -abs(r.delta_ms))
         shown = [r for r in ranked[:most] if abs(r.delta_ms) >= WORTH * found.before.busy_ms]
         rows = sorted(shown, key=lambda r: r.delta_ms)
         rest = sum(r.delta_ms for r in ranked if r not in shown)
         start = sum(r.before.ms for r in found.classes)
-        steps = [(str(r.key[0]), r.delta_ms) for r in rows] + ([("the rest", rest)] if abs(rest) >= 0.005 else [])
-        end = start + found.net_ms
+        steps = [(str(r.key[0]), r.delta_ms, GOOD if r.delta_ms < 0 else BAD) for r in rows]
+        steps += [("the rest", rest, GOOD if rest < 0 else BAD)] if abs(rest) >= 0.005 else []
+        steps += [("within noise", found.noise_ms, FAINT)] if abs(found.noise_ms) >= 0.005 else []
+        end = start + found.net_ms + found.noise_ms
         figure = _figure(8.4, 4.4)
         ax = figure.subplots()
-        labels = ["before", *(s for s, _ in steps), "after"]
+        labels = ["before", *(s for s, *_ in steps), "after"]
         ax.bar(0, start, color=BASE, width=0.62)
         level, levels = start, [start, end]
-        for i, (_, delta) in enumerate(steps, 1):
-            ax.bar(i, delta, bottom=level, color=GOOD if delta < 0 else BAD, width=0.62)
+        for i, (_, delta, colour) in enumerate(steps, 1):
+            ax.bar(i, delta, bottom=level, color=colour, width=0.62)
             ax.plot([i - 0.69, i + 0.31], [level, level], color="#8a8f98", lw=0.8)
             level += delta
             levels.append(level)
@@ -206,7 +209,7 @@ def plot_bridge(path: Path, found: Diff, *, title: str = "", most: int = 9) -> N
         ax.set_ylim(bottom, top)
         pad = 0.012 * (top - bottom)
         level = start
-        for i, (_, delta) in enumerate(steps, 1):
+        for i, (_, delta, _) in enumerate(steps, 1):
             ax.text(i, max(level, level + delta) + pad, f"{delta:+.2f}", ha="center", va="bottom", fontsize=9)
             level += delta
         for x, value in ((0, start), (len(steps) + 1, end)):
@@ -221,9 +224,7 @@ def plot_bridge(path: Path, found: Diff, *, title: str = "", most: int = 9) -> N
         broken = " (axis does not start at 0)" if bottom > 0 else ""
         unit = "busy, ms" if found.normalised_by == "tokens" else "busy at the first window's work, ms"
         ax.set_ylabel(unit + broken)
-        ax.set_title(
-            title or f"direct {found.direct_ms:+.2f} ms, hidden tax {found.tax_ms:+.2f} ms, net {found.net_ms:+.2f} ms"
-        )
+        ax.set_title(title or found.sums_text())
         save(figure, path)
 
 
@@ -370,7 +371,7 @@ def plot_campaign(
                 linewidth=0.8,
             )
             ax.annotate(
-                f"{values[-1]:.2f}",
+                f"{values[-1]:.2f} ms",
                 (numbers[-1], values[-1]),
                 xytext=(8, 0),
                 textcoords="offset points",
@@ -386,7 +387,7 @@ def plot_campaign(
         handles, _ = ax.get_legend_handles_labels()
         ax.legend(handles=[*handles, *marks], loc="center left", bbox_to_anchor=(1.0, 0.5))
         ax.set_ylabel("wall, ms")
-        ax.set_title("The wall by round: every dot a round, coloured by its verdict")
+        ax.set_title("The base's wall by round: every dot a round, coloured by its verdict")
         _grounded(ax, [r[1] for _, rows in walls for r in rows])
         if references:
             lower = axes[1, 0]
@@ -405,6 +406,11 @@ def plot_campaign(
 
 
 def _grounded(ax: Axes, values: Sequence[float]) -> None:
-    """Starts the axis at 0 unless the values would then fill less than a quarter of it."""
-    if values and (max(values) - min(values)) > 0.25 * max(values):
-        ax.set_ylim(0, 1.1 * max(values))
+    """Starts the axis at 0 unless the values would then fill less than a quarter of it; spans ±5 % of the median at least,
+    so that noise does not look like a trend."""
+    low, high = min(values), max(values)
+    if high - low > 0.25 * high:
+        ax.set_ylim(0, 1.1 * high)
+        return
+    middle, margin = float(np.median(values)), 0.1 * (high - low)
+    ax.set_ylim(min(low - margin, 0.95 * middle), max(high + margin, 1.05 * middle))

@@ -11,7 +11,7 @@ import numpy as np
 from harness.ab import evidence as ev
 from harness.ab.verdict import half_wall
 from harness.attribution.decomposition import Decomposition, load_decomposition
-from harness.attribution.diff import Diff, diff, side_of_decomposition
+from harness.attribution.diff import WORTH, Diff, Row, diff, side_of_decomposition
 from harness.files import write_atomic
 from harness.report import round_figures as draw
 from harness.report.decomposition import columns_of
@@ -121,7 +121,7 @@ class _Page:
         if before is None or after is None:
             return None
         # Both tables come from one round, and so from one window.
-        return diff(side_of_decomposition(before, "A"), side_of_decomposition(after, "B"), across_windows=True)
+        return diff(side_of_decomposition(before, "arm A"), side_of_decomposition(after, "arm B"), across_windows=True)
 
     def draw(self, samples: list[Sample], bridge: Diff | None, redraw: bool) -> None:
         r = self.r
@@ -279,7 +279,7 @@ class _Page:
             before, after = float(np.median(m.before_ms)), float(np.median(m.after_ms))
             parts.append(f"the changed ops went from {ms(before)} to {ms(after)} ms (mechanism: {m.found})")
             walls = [r.arms[a].wall if a in r.arms else None for a in "AB"]
-            if walls[0] and walls[1] and before - after > 0:
+            if walls[0] and walls[1] and m.found == "positive":
                 saved = walls[0].median_ms - walls[1].median_ms
                 parts.append(
                     f"of the {ms(before - after)} ms that they gave up the wall cashed {ms(saved)} ms ({saved / (before - after):.0%})"
@@ -360,24 +360,26 @@ def bridge_table(found: Diff) -> str:
     """A diff as Markdown: before, after, delta, launches, and µs per launch of every class."""
     rows = [
         [
-            str(r.key[0]), ms(r.before.ms), ms(r.after.ms), f"{r.delta_ms:+.2f}", _tag(r.delta_ms, found),
+            str(r.key[0]), ms(r.before.ms), ms(r.after.ms), f"{r.delta_ms:+.2f}", _tag(r, found),
             f"{r.before.launches} → {r.after.launches}", f"{ms(r.before.us_per_launch, 1)} → {ms(r.after.us_per_launch, 1)}",
         ]
         for r in found.classes
     ]  # fmt: skip
     total = [sum(r.before.ms for r in found.classes), sum(r.after.ms for r in found.classes)]
-    rows.append(["**busy (sum)**", ms(total[0]), ms(total[1]), f"{found.net_ms:+.2f}", "net", "", ""])
+    rows.append(["**busy (sum)**", ms(total[0]), ms(total[1]), f"{found.net_ms + found.noise_ms:+.2f}", "", "", ""])
     return markdown_table(["class<", "A, ms", "B, ms", "delta", "reads as<", "launches", "µs per launch"], rows)
 
 
-def _tag(delta: float, found: Diff) -> str:
-    if abs(delta) < 0.001 * found.before.busy_ms:
+def _tag(row: Row, found: Diff) -> str:
+    if abs(row.delta_ms) < WORTH * found.before.busy_ms:
         return ""
-    return "direct gain" if delta < 0 else "hidden tax"
+    return "within noise" if row.within_noise else "direct gain" if row.delta_ms < 0 else "hidden tax"
 
 
 def _bridge_sentence(found: Diff) -> str:
-    return f"Direct gain {found.direct_ms:+.2f} ms, hidden tax {found.tax_ms:+.2f} ms, net {found.net_ms:+.2f} ms of busy: {found.sentence()}."
+    spread = found.spread_text()
+    text = f"Of busy, {found.sums_text()}: {found.sentence()}."
+    return text + (f" Noise: {spread}." if spread else "")
 
 
 def class_table(table: Decomposition) -> str:

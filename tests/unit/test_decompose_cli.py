@@ -63,6 +63,8 @@ def test_one_command_writes_everything(harness: Run, tmp_path: Path) -> None:
     assert sum(r.gmac or 0 for r in d.classes) == pytest.approx(plan.macs / 1e9, rel=1e-9)
     assert sum(r.sum_ms for r in d.classes) == pytest.approx(d.busy_ms + d.overlap_ms, rel=1e-6)
     assert d.busy_ms + d.gap_ms == pytest.approx(d.traced_wall_ms, rel=1e-9)
+    (shown,) = (p for p in d.passes if p.table)
+    assert shown.class_ms == pytest.approx(d.by_class(), rel=1e-9), "each pass keeps its classes' times"
     assert {"cpu", "commit", "model_sha256", "threads", "source", "protocol"} <= d.provenance.keys()
     assert "![" in (tmp_path / "d.md").read_text() and "(d.png)" in (tmp_path / "d.md").read_text()
     assert (tmp_path / "d.png").read_bytes()[:4] == b"\x89PNG"

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.attribution.decomposition import Outlier, Pass
 from harness.attribution.diff import diff, short_name, side_of_decomposition, side_of_launches
 from harness.errors import HarnessError
 from harness.launches import from_columns
@@ -62,6 +63,68 @@ def test_a_tax_is_booked_beside_its_gain(a_table: Callable) -> None:
     found = diff(side_of_decomposition(before, "a"), side_of_decomposition(after, "b"))
     assert (found.direct_ms, found.tax_ms, found.net_ms) == (-898.0, 32.0, -866.0)
     assert found.sentence() == "improved: down -82.1% (-898.00 ms); grew: quantize +37.2% (+32.00 ms)"
+
+
+def passes_of(*each: dict[str, float], outlier_in: tuple[int, ...] = ()) -> list[Pass]:
+    """Traced passes of class → ms; those numbered in `outlier_in` hold an outlier launch."""
+    odd = Outlier(cls="norm", name="norm", ms=9.0, median_ms=0.1, start_ms=1.0)
+    return [
+        Pass(wall_ms=sum(ms.values()) + 1, busy_ms=sum(ms.values()), launches=4, class_ms=ms, outliers=[odd] * (i in outlier_in))
+        for i, ms in enumerate(each)
+    ]  # fmt: skip
+
+
+def test_a_change_is_told_only_beyond_what_both_sides_passes_span(a_table: Callable) -> None:
+    before = a_table(
+        {"attention": 9.0, "down/q4_K": 6.0, "down/q6_K": 4.0},
+        passes=passes_of({"attention": 9.0, "down": 10.0}, {"attention": 9.2, "down": 10.4}, {"attention": 9.1, "down": 10.2}),
+    )  # fmt: skip
+    after = a_table(
+        {"attention": 8.0, "down/q4_K": 5.8, "down/q6_K": 3.9},
+        passes=passes_of({"attention": 8.0, "down": 9.9}, {"attention": 8.3, "down": 9.7}, {"attention": 8.1, "down": 9.6}),
+    )  # fmt: skip
+    found = diff(side_of_decomposition(before, "a"), side_of_decomposition(after, "b"))
+    rows = {r.key[0]: r for r in found.classes}
+    assert rows["attention"].before.ms == pytest.approx(9.1), "the median of the passes, not the table's own pass"
+    assert rows["down"].after.ms == pytest.approx(9.7)
+    assert rows["attention"].noise_ms == pytest.approx(0.2 + 0.3) and not rows["attention"].within_noise
+    assert rows["down"].noise_ms == pytest.approx(0.4 + 0.3) and rows["down"].within_noise
+    assert (found.direct_ms, found.tax_ms, found.net_ms) == pytest.approx((-1.0, 0.0, -1.0))
+    assert found.noise_ms == pytest.approx(-0.5)
+    assert found.sentence() == "improved: attention -11.0% (-1.00 ms)"
+    data = {row["class"]: row for row in found.to_json()["classes"]}
+    assert data["down"]["within_noise"] and not data["attention"]["within_noise"]
+
+
+def test_a_pass_with_an_outlier_launch_widens_no_noise(a_table: Callable) -> None:
+    rows = {"attention": 9.0}
+    quiet = passes_of({"attention": 9.0}, {"attention": 9.1}, {"attention": 19.0}, outlier_in=(2,))
+    side = side_of_decomposition(a_table(rows, passes=quiet), "a")
+    assert side.spread is not None and side.spread.class_ms == {"attention": pytest.approx(0.1)}
+
+
+def test_without_times_per_class_busys_span_may_be_any_classs(a_table: Callable) -> None:
+    """... but never so much that a class that went away would be noise."""
+    busy = [Pass(wall_ms=b + 1, busy_ms=b, launches=4) for b in (40.0, 41.0, 42.0)]
+    before = a_table({"gate_up": 33.0, "attention": 5.6, "k_v": 1.1}, passes=busy)
+    after = a_table({"gate_up": 31.5, "attention": 5.1, "k_v": 0.1}, passes=busy)
+    found = diff(side_of_decomposition(before, "a"), side_of_decomposition(after, "b"))
+    assert [r.key[0] for r in found.classes if r.within_noise] == ["gate_up", "attention"]
+    assert found.direct_ms == pytest.approx(-1.0)
+    assert found.spread_text() == "passes of one side span 4.9% (a) and 4.9% (b) of busy"
+
+
+@given(
+    times=st.lists(st.floats(5, 10), min_size=6, max_size=10), other=st.lists(st.floats(5, 10), min_size=6, max_size=10)
+)
+def test_sides_whose_passes_overlap_differ_by_noise(a_table: Callable, times: list[float], other: list[float]) -> None:
+    sides = [
+        side_of_decomposition(a_table({"attention": t[0]}, passes=passes_of(*({"attention": x} for x in t))), "x")
+        for t in (times, other)
+    ]
+    (row,) = diff(*sides).classes
+    overlap = min(times) <= max(other) and min(other) <= max(times)
+    assert not (overlap and row.told_ms)
 
 
 @settings(deadline=None, max_examples=40)

@@ -11,9 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
+from harness.attribution.decomposition import Decomposition, Pass
 from harness.report.cli_docs import PAGE
-from harness.report.index import campaign
+from harness.report.index import campaign, wall_after
+from harness.report.round_figures import _grounded
 from harness.report.rounds import pair_points, rebuild
 from harness.rounds import make
 from harness.rounds.record import Basket, Effect, Mechanism
@@ -135,9 +138,46 @@ def test_the_campaign_follows_the_wall_that_the_engine_has(three_rounds: Path) -
     ((anchor, rows),) = walls
     assert anchor.startswith("3325 tokens, burst")
     assert [r[0] for r in rows] == [1, 2, 3] and [r[2] for r in rows] == ["MEAS-ONLY", "LANDED", "REVERTED"]
-    assert rows[1][1] == pytest.approx(60 / 1.026, rel=0.01), "after a landing the wall is the lever's"
+    assert rows[1][1] == pytest.approx(60, rel=0.01), "a landing alone leaves the base as it was"
     assert rows[2][1] == pytest.approx(58.5, rel=0.01), "after a revert it is the base's"
     assert references == [("llama.cpp", [(2, 2.4)])]
+
+
+def test_a_promotion_moves_the_wall_of_the_base_and_a_plant_does_not(three_rounds: Path) -> None:
+    path = ROUNDS / "0002-concat"
+    record = load_record(path)
+    record.promoted = "2026-01-06T11:00:00+00:00"
+    assert wall_after(record, path) == pytest.approx(60 / 1.026, rel=0.01)
+    record.promoted, record.arms["A"].config["plant"] = "", {"fraction": 0.026}
+    assert wall_after(record, path) == pytest.approx(60 / 1.026, rel=0.01), "the arm that spins is not the base"
+
+
+def test_walls_that_differ_by_noise_look_flat() -> None:
+    ax = Figure().subplots()
+    _grounded(ax, [66.9, 66.8, 67.5])
+    assert ax.get_ylim() == pytest.approx((0.95 * 66.9, 1.05 * 66.9))
+    _grounded(ax, [100.0, 60.0])
+    assert ax.get_ylim()[0] == 0
+
+
+def test_arms_that_run_the_same_kernels_gain_nothing_by_class(
+    in_tmp: Path, a_round: Callable, a_table: Callable
+) -> None:
+    """Passes of an H200 round whose arms differed by a spin on the host alone."""
+
+    def table(rows: dict, busy: list[float]) -> Decomposition:
+        return a_table(rows, passes=[Pass(wall_ms=b + 1.3, busy_ms=b, launches=4) for b in busy])
+
+    before = table({"gate_up": 31.47, "q_o": 6.3, "attention": 5.55, "swiglu": 2.49}, [64.60, 65.86, 66.00])
+    after = table({"gate_up": 30.45, "q_o": 5.96, "attention": 5.03, "swiglu": 2.49}, [63.80, 63.80, 64.93])
+    none = Mechanism(before_ms=[64.60, 65.86, 66.00], after_ms=[63.80, 63.80, 64.93], estimate=0.032, found="none")
+    path = a_round(ROUNDS, "planted", gain=0.025, before=before, after=after, mechanism=none)
+    rebuild()
+    text = (path / "README.md").read_text()
+    assert "| attention | 5.55 | 5.03 | -0.52 | within noise |" in text
+    assert "direct gain +0.00 ms, hidden tax +0.00 ms, net +0.00 ms; within noise -1.88 ms" in text
+    assert "passes of one side span 2.1% (arm A) and 1.8% (arm B) of busy" in text
+    assert "mechanism: none" in text and "cashed" not in text and "improved" not in text
 
 
 def test_the_pair_plot_shows_what_the_verdict_used(in_tmp: Path, a_round: Callable) -> None:
