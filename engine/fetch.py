@@ -14,7 +14,7 @@ import sys
 import time
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -120,11 +120,10 @@ def _download(work: Path, progress: Progress | None) -> None:
 
 
 def _size_of(folder: Path) -> int:
-    """Bytes of all files under a folder that another process is writing: one that vanishes counts nothing."""
+    """Bytes of all files under a folder that another process is writing: a file or a folder that vanishes counts nothing."""
     total = 0
-    for file in folder.rglob("*"):
-        try:
-            total += file.stat().st_size if file.is_file() else 0
-        except OSError:
-            continue
+    for where, _, names in os.walk(folder):  # unlike rglob, it passes over a folder that is gone when it gets there
+        for name in names:
+            with suppress(OSError):
+                total += os.lstat(os.path.join(where, name)).st_size
     return total

@@ -133,3 +133,20 @@ def test_a_killed_fetch_leaves_nothing_half_written_and_the_next_cleans_up(
 def test_an_empty_name_is_no_model() -> None:
     with pytest.raises(ModelError, match="model '' does not exist"):
         resolve("", gpu=False)
+
+
+def test_folders_that_vanish_do_not_end_a_download(tmp_path: Path) -> None:
+    # pip makes and removes folders of its own all the time while the size of its work is asked for.
+    churn = (
+        "import pathlib, shutil, sys\nroot = pathlib.Path(sys.argv[1])\n"
+        "while True:\n for i in range(20): (root / f'pip-{i}' / 'a' / 'b').mkdir(parents=True, exist_ok=True)\n"
+        " for i in range(20): shutil.rmtree(root / f'pip-{i}')"
+    )
+    (tmp_path / "kept").write_bytes(b"12345")
+    with subprocess.Popen([sys.executable, "-c", churn, str(tmp_path)]) as other:
+        try:
+            until = time.monotonic() + 2
+            while time.monotonic() < until:
+                assert fetch._size_of(tmp_path) == 5
+        finally:
+            other.kill()
