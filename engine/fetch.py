@@ -125,5 +125,5 @@ def _size_of(folder: Path) -> int:
     for where, _, names in os.walk(folder):  # unlike rglob, it passes over a folder that is gone when it gets there
         for name in names:
             with suppress(OSError):
-                total += os.lstat(os.path.join(where, name)).st_size
+                total += Path(where, name).lstat().st_size
     return total

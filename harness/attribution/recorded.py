@@ -98,7 +98,7 @@ def load_recorded(
     }
     recorded = Recorded(table, wall_ns, about, matches=matches)
     if gguf is not None:
-        _attribute(recorded, _geometry(gguf), tokens, tail)
+        _attribute(recorded, geometry_of(gguf), tokens, tail)
     return recorded
 
 
@@ -296,7 +296,7 @@ def _ranges(
     return Window(launches[rows].reset_index(drop=True), _joined(spans))
 
 
-def _geometry(model: str) -> Geometry:
+def geometry_of(model: str) -> Geometry:
     """Geometry of a preset or a GGUF. Raises HarnessError or the engine's own error."""
     from engine.geometry import PRESETS
 

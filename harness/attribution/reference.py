@@ -102,13 +102,18 @@ def reference_of_llama_bench(
     trace_to: where the scrubbed nsys export is left; None keeps no trace file.
     Raises HarnessError: no binary, no nsys, JSON that is none, launches that do not fit the GGUF.
     """
+    import shutil
     import tempfile
 
-    from harness.attribution.recorded import load_recorded
+    from harness.attribution.recorded import geometry_of, load_recorded
     from harness.sources.nsys_driver import find_nsys, record
     from harness.sources.scrub import scrub
 
-    find_nsys()  # before minutes are spent
+    # What is wrong is told before minutes are spent.
+    geometry_of(str(gguf))
+    if shutil.which(str(binary)) is None and not binary.exists():
+        raise HarnessError(f"{binary} does not exist; give llama-bench's path to --bin.")
+    find_nsys()
     anchor = run_anchor(
         command_line(binary, gguf, tokens, ub=ub, repetitions=repetitions, extra=extra), tokens, timeout_s=timeout_s
     )

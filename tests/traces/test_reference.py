@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -90,3 +91,17 @@ def test_a_binary_that_fails_says_its_last_words(tmp_path: Path, monkeypatch: py
     slow = script(tmp_path / "slow", "import time; time.sleep(30)")
     with pytest.raises(HarnessError, match="did not end within"):
         run_anchor([str(slow)], 10, timeout_s=1)
+
+
+def test_a_wrong_model_and_a_wrong_binary_are_told_before_the_profiler(tmp_path: Path) -> None:
+    from engine.geometry import PRESETS
+    from engine.synth import SynthModel, write_gguf
+    from harness.attribution.reference import reference_of_llama_bench
+
+    whole, nothing = tmp_path / "whole.gguf", tmp_path / "nothing"
+    write_gguf(SynthModel(PRESETS["tiny-llama"](), 0), whole)
+    more: dict[str, Any] = {"ub": None, "repetitions": 2, "timeout_s": 5.0, "trace_to": None}
+    with pytest.raises(HarnessError, match="nothing"):
+        reference_of_llama_bench(Path("/bin/true"), nothing, 8, **more)
+    with pytest.raises(HarnessError, match="nothing does not exist"):
+        reference_of_llama_bench(nothing, whole, 8, **more)
