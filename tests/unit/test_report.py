@@ -14,8 +14,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from harness.attribution.decomposition import Decomposition, Pass
-from harness.report.cli_docs import PAGE
 from harness.report.index import campaign, wall_after
+from harness.report.pages import PAGE
 from harness.report.round_figures import _grounded
 from harness.report.rounds import pair_points, rebuild
 from harness.rounds import make
@@ -239,7 +239,7 @@ def test_the_page_of_the_command_line_is_what_help_says() -> None:
         pytest.skip("installed without its docs")
     # In a process of its own: click keeps the help option of whoever asked a command first, as another test may have.
     made = subprocess.run(
-        [sys.executable, "-c", "from harness.report.cli_docs import page; print(page(), end='')"],
+        [sys.executable, "-c", "from harness.report.pages import page; print(page(), end='')"],
         capture_output=True, text=True, check=True, env=os.environ | {"PYTHONIOENCODING": "utf-8"},
     ).stdout  # fmt: skip
-    assert PAGE.read_text(encoding="utf-8") == made, "docs/cli.md is stale: run `python -m harness.report.cli_docs`"
+    assert PAGE.read_text(encoding="utf-8") == made, "docs/cli.md is stale: run `python -m harness.report.pages`"

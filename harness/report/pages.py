@@ -1,7 +1,12 @@
-"""docs/cli.md from the commands' own --help: `python -m harness.report.cli_docs`. A test fails when the page is stale."""
+"""What the tool's own pages repeat from elsewhere: docs/cli.md from --help, the README's opening from a committed record.
+
+`python -m harness.report.pages` rewrites both; tests fail when one is stale.
+"""
 
 from __future__ import annotations
 
+import io
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,15 +15,35 @@ import click
 from harness.cli import group
 from harness.files import write_atomic
 
-PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
+ROOT = Path(__file__).parents[2]
+PAGE, README = ROOT / "docs" / "cli.md", ROOT / "README.md"
 WIDTH = 100
+OPENING = re.compile(r"<!-- decomposition: (\S+) -->\n```text\n(.*?)```", re.DOTALL)
+"""The README's block: the record that it shows, and what `harness decompose` printed of it at 80 columns."""
+
+
+def readme(text: str) -> str:
+    """The README with its opening rendered anew from the record that it names."""
+    from rich.console import Console
+
+    from harness.attribution.decompose import load_decomposition
+    from harness.report.decomposition import print_decomposition
+
+    def rendered(block: re.Match[str]) -> str:
+        out = io.StringIO()
+        console = Console(file=out, width=80, highlight=False)
+        print_decomposition(load_decomposition(ROOT / block[1]), console=console)
+        lines = "\n".join(line.rstrip() for line in out.getvalue().strip().splitlines())
+        return f"<!-- decomposition: {block[1]} -->\n```text\n{lines}\n```"
+
+    return OPENING.sub(rendered, text)
 
 
 def page() -> str:
     """The whole page: the group's help, then every command's and subcommand's."""
     parts = [
         "# The command line",
-        "Generated from `--help` by `python -m harness.report.cli_docs`; do not edit.",
+        "Generated from `--help` by `python -m harness.report.pages`; do not edit.",
         "Exit status: 0 done or LANDED, 1 a tool error (one sentence on stderr), 2 REVERTED, 3 INCONCLUSIVE, 4 the window was "
         "invalid, 5 a gate failed, 6 a check of a decomposition or a record failed, 64 wrong usage.",
     ]
@@ -45,3 +70,4 @@ def _helps(
 
 if __name__ == "__main__":
     write_atomic(PAGE, page())
+    write_atomic(README, readme(README.read_text()))
