@@ -113,6 +113,8 @@ def reference_of_llama_bench(
     geometry_of(str(gguf))
     if shutil.which(str(binary)) is None and not binary.exists():
         raise HarnessError(f"{binary} does not exist; give llama-bench's path to --bin.")
+    if binary.exists():
+        binary = binary.absolute()  # Path drops "./", and a bare name would be looked for on PATH
     find_nsys()
     anchor = run_anchor(
         command_line(binary, gguf, tokens, ub=ub, repetitions=repetitions, extra=extra), tokens, timeout_s=timeout_s

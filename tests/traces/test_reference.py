@@ -105,3 +105,17 @@ def test_a_wrong_model_and_a_wrong_binary_are_told_before_the_profiler(tmp_path:
         reference_of_llama_bench(Path("/bin/true"), nothing, 8, **more)
     with pytest.raises(HarnessError, match="nothing does not exist"):
         reference_of_llama_bench(nothing, whole, 8, **more)
+
+
+def test_a_binary_in_this_folder_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from harness.attribution.reference import reference_of_llama_bench
+
+    monkeypatch.chdir(tmp_path)
+    for name, words in (("llama-bench", "out of memory"), ("nsys", "")):
+        Path(name).write_text(f"#!/bin/sh\necho {words} >&2\nexit 3\n")
+        Path(name).chmod(0o755)
+    monkeypatch.setenv("HARNESS_NSYS", str(tmp_path / "nsys"))
+    with pytest.raises(HarnessError, match="llama-bench ended with status 3: out of memory"):
+        reference_of_llama_bench(
+            Path("./llama-bench"), Path("tiny-llama"), 8, ub=None, repetitions=2, timeout_s=5.0, trace_to=None
+        )
