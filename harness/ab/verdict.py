@@ -184,8 +184,13 @@ def _reason(verdict: Verdict | None, frozen: Frozen) -> tuple[str, str]:
         case "LANDED":
             return f"evidence for a gain above {bar} reached 1/alpha = {1 / frozen.alpha:g}", ""
         case "REVERTED":
-            refuted = np.expm1(np.log1p(frozen.bar) + frozen.delta)  # the null of M⁻; between bar and this nothing is promised
-            return f"evidence against a gain of {refuted:.1%} (bar + delta) or more reached 1/beta = {1 / frozen.beta:g}", ""
+            refuted = np.expm1(
+                np.log1p(frozen.bar) + frozen.delta
+            )  # the null of M⁻; between bar and this nothing is promised
+            return (
+                f"evidence against a gain of {refuted:.1%} (bar + delta) or more reached 1/beta = {1 / frozen.beta:g}",
+                "",
+            )
         case "INCONCLUSIVE":
             return f"neither evidence reached its bound in {frozen.max_pairs} pairs", ""
     return "", ""

@@ -90,9 +90,9 @@ class Decomposition(_Model):
     device: str = ""
     regime: str = "burst"  # burst, sustained, recorded
     levers: dict[str, Any] = {}
-    wall_ms: float
-    traced_wall_ms: float
-    busy_ms: float
+    wall_ms: float = Field(gt=0)
+    traced_wall_ms: float = Field(gt=0)
+    busy_ms: float = Field(ge=0)
     gap_ms: float
     overlap_ms: float
     tok_per_s: float | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import click
@@ -41,6 +42,8 @@ def command(
 
     for path in (json_path, markdown):
         check_writable(path)
+    if gmac is not None and not math.isfinite(gmac):
+        raise click.BadParameter("must be a finite number of GMAC.", param_hint="--gmac")
     if report is not None:
         if classes or model or config:
             raise click.UsageError("--class, --model and --config do not go with --ncu-rep.")

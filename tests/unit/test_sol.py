@@ -76,3 +76,12 @@ def test_findings_name_extra_bytes_latency_and_impossible_speed() -> None:
     assert any("under ncu" in f for f in other.findings)
     disagree = check(op, counters(memory_sol=0.95), traced_ns=1000, compute_tflop_s=60, copy_gb_s=4000)
     assert any("memory-bound" in f for f in disagree.findings)
+
+
+def test_gmac_that_is_no_number_is_wrong_usage() -> None:
+    from click.testing import CliRunner
+
+    from harness.cli import group
+
+    for value in ("nan", "inf", "0", "-1"):
+        assert CliRunner().invoke(group, ["sol", "--ncu-rep", "x.ncu-rep", "--gmac", value]).exit_code == 2, value
