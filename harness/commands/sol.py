@@ -70,7 +70,7 @@ def command(
         )
     state = provenance.gpu_state()
     about = {
-        "schema": "sol/1", "model": chosen_model or "default", "tokens": length, "regime": regime,
+        "schema": "sol/1", "model": child["model"], "tokens": length, "regime": regime,
         "device": str(state.get("gpu") or ceilings.device), "levers": levers.to_dict(),
         "ceilings": {"tflop_per_s": ceilings.tflop_per_s, "gb_per_s": ceilings.gb_per_s, "regime": ceilings.regime},
         "provenance": {"commit": provenance.commit(), **state, "report": save.name},

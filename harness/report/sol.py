@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from harness.attribution.diff import short_name
 from harness.report.table import print_table, say
 
 if TYPE_CHECKING:
@@ -80,14 +81,14 @@ def to_markdown(rows: Sequence[SolRow], about: dict[str, Any]) -> str:
         c = r.counted
         work = " | ".join(quantity(r.per_gmac[k]) for k in _PER_GMAC)
         lines.append(
-            f"| {_label(r)} | `{_short(c.kernel)}` | {c.registers} | {c.smem_bytes / 1024:.1f} | {c.blocks_per_sm} "
+            f"| {_label(r)} | `{short_name(c.kernel)}` | {c.registers} | {c.smem_bytes / 1024:.1f} | {c.blocks_per_sm} "
             f"| {', '.join(c.limited_by) or '–'} | {_stalls(c)} | {work} |"
         )
     lines += ["", "## Where counters and ledger disagree", ""]
     said = [f"- **{_label(r)}**: {finding}." for r in rows for finding in r.findings]
     lines += said or ["Nowhere beyond the tolerances."]
     lines += ["", "## Provenance", ""]
-    lines += [f"- {key}: {value}" for key, value in about["provenance"].items()]
+    lines += [f"- {key}: {_plain(value)}" for key, value in about["provenance"].items()]
     return "\n".join(lines) + "\n"
 
 
@@ -95,13 +96,13 @@ def print_counters(counters: Sequence[Counters]) -> None:
     """What a report says by itself, where no plan is known."""
     print_table(
         ["kernel<", "µs", "mem", "SM", "DRAM", "occ", "regs", "blk/SM"],
-        [[_short(c.kernel), f"{c.duration_ns / 1e3:.1f}", percent(c.memory_sol), percent(c.sm_sol), percent(c.dram_sol),
+        [[short_name(c.kernel), f"{c.duration_ns / 1e3:.1f}", percent(c.memory_sol), percent(c.sm_sol), percent(c.dram_sol),
           percent(c.achieved_occupancy), str(c.registers), str(c.blocks_per_sm)] for c in counters],
     )  # fmt: skip
     for c in counters:
         held = f"occupancy held by {' and '.join(c.limited_by)}" if c.limited_by else "occupancy limits not collected"
         say(
-            f"{_short(c.kernel)}: grid {c.grid}, block {c.block}, {c.smem_bytes / 1024:.1f} KB of shared memory; {held}; "
+            f"{short_name(c.kernel)}: grid {c.grid}, block {c.block}, {c.smem_bytes / 1024:.1f} KB of shared memory; {held}; "
             f"waits on {_stalls(c)}."
         )
 
@@ -119,7 +120,7 @@ def counters_to_markdown(counters: Sequence[Counters], name: str, gmac: float | 
         counted = [getattr(c, key) for key in _PER_GMAC]
         work = " | ".join(quantity(None if v is None else v / (gmac or 1)) for v in counted)
         lines.append(
-            f"| `{_short(c.kernel)}` | {c.grid} | {c.block} | {c.duration_ns / 1e3:.1f} | {percent(c.memory_sol)} | {percent(c.sm_sol)} "
+            f"| `{short_name(c.kernel)}` | {c.grid} | {c.block} | {c.duration_ns / 1e3:.1f} | {percent(c.memory_sol)} | {percent(c.sm_sol)} "
             f"| {percent(c.dram_sol)} | {percent(c.achieved_occupancy)} | {c.registers} | {c.smem_bytes / 1024:.1f} | {c.blocks_per_sm} "
             f"| {', '.join(c.limited_by) or '–'} | {_stalls(c)} | {work} |"
         )
@@ -134,7 +135,5 @@ def _stalls(counters: Counters) -> str:
     return ", ".join(f"{reason} {ratio:.1f}" for reason, ratio in counters.stalls) or "not collected"
 
 
-def _short(kernel: str) -> str:
-    """A kernel's name without its arguments, cut to 60 characters."""
-    name = kernel.split("(")[0]
-    return name if len(name) <= 60 else name[:59] + "…"
+def _plain(value: Any) -> str:
+    return ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else str(value)

@@ -56,7 +56,7 @@ def cross_check(
     if progress:
         progress("profiling with ncu", 0, 1)
     spec = spec_of(model, levers, tokens, passes=1, profile_ops=[r.op for r in chosen])
-    child = ncu.profile(spec, report_path)
+    child = ncu.profile(spec, report_path) | {"model": loaded.name}
     check_report(child, levers, plan, "ncu")
     if progress:
         progress("profiling with ncu", 1, 1)
