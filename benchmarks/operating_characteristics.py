@@ -1,5 +1,6 @@
 """The landing rule's operating characteristics in full: LANDED share and mean pairs by noise and true gain, and what
-goes wrong without the coin, with evidence reset on a retry, or with medians compared by eye.
+goes wrong without the coin, with evidence reset on a retry, with one process per arm, with skewed noise on one arm, or
+with medians compared by eye.
 
     python benchmarks/operating_characteristics.py [--trials 6000]
 
@@ -17,7 +18,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-from harness.ab.simulate import Noise, Rule, cell, landed_with_retries
+from harness.ab.simulate import LANDED, Noise, Rule, cell, decide, differences, landed_with_retries
 from harness.files import to_json, write_atomic
 
 SDS = (0.002, 0.005, 0.01, 0.02)
@@ -30,6 +31,21 @@ def medians_of_five(noise: Noise, gain: float, *, trials: int, seed: int) -> flo
     walls = noise.log_walls(np.random.default_rng(seed), trials, 10)
     lead = np.median(walls[:, 0::2], axis=1) - np.median(walls[:, 1::2], axis=1) + np.log1p(gain)
     return float((lead >= np.log1p(0.015)).mean())
+
+
+def one_process_per_arm(noise: Noise, boot: float, *, trials: int, seed: int) -> float:
+    """Share LANDED at a gain of exactly the bar when each arm keeps one process, whose wall is off by N(0, boot)."""
+    rng = np.random.default_rng(seed)
+    d = differences(rng, noise.log_walls(rng, trials, 2 * Rule().max_pairs), Rule().bar)
+    offset = rng.normal(0, boot, (trials, 1)) - rng.normal(0, boot, (trials, 1))
+    return float((decide(d + offset, Rule())[0] == LANDED).mean())
+
+
+def skewed_arm(noise: Noise, tail: float, *, trials: int, seed: int) -> float:
+    """Share LANDED when the lever's mean gain is the bar, and an exponential delay of mean `tail` disturbs its arm alone."""
+    rng = np.random.default_rng(seed)
+    d = differences(rng, noise.log_walls(rng, trials, 2 * Rule().max_pairs), Rule().bar)
+    return float((decide(d - (rng.exponential(tail, d.shape) - tail), Rule())[0] == LANDED).mean())
 
 
 def main() -> None:
@@ -58,6 +74,13 @@ def main() -> None:
         "coin_order_at_bar": cell(contended, 0.015, trials=trials, seed=2)[0],
         "reset_on_retry_five_windows_at_bar": landed_with_retries(Noise(0.01), 0.015, retries=4, reset=True, trials=trials, seed=3),
         "multiply_on_retry_five_windows_at_bar": landed_with_retries(Noise(0.01), 0.015, retries=4, reset=False, trials=trials, seed=4),
+        "one_process_per_arm_at_bar": {
+            f"sd {sd}, boot {boot}": one_process_per_arm(Noise(sd), boot, trials=trials, seed=6)
+            for sd in SDS[:3] for boot in (0.003, 0.005)
+        },
+        "exponential_tail_on_one_arm_at_bar": {
+            f"sd 0.005, tail {tail}": skewed_arm(Noise(0.005), tail, trials=trials, seed=7) for tail in (0.005, 0.01, 0.02)
+        },
         "medians_of_five_without_interval_at_bar_minus_0.1": {
             str(sd): medians_of_five(Noise(sd), 0.014, trials=trials, seed=5) for sd in SDS
         },
