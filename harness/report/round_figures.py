@@ -45,7 +45,8 @@ def _figure(width: float, height: float) -> Figure:
 
 
 def _percent(axis: Axis) -> None:
-    axis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:+.1%}" if v else "0%"))
+    axis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 5, 10]))  # never a quarter, which a label would round away
+    axis.set_major_formatter(FuncFormatter(lambda v, _: f"{round(100 * v, 6):+g}%" if abs(v) > 1e-9 else "0%"))
 
 
 def plot_pairs(
