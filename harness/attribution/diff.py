@@ -176,7 +176,11 @@ class Diff:
     def spread_text(self) -> str:
         """How far each side's passes lie apart, as a clause; "" where neither side knows."""
         known = [s for s in (self.before, self.after) if s.spread]
-        each = " and ".join(f"{s.spread.busy:.1%} ({PurePath(s.label).name})" for s in known if s.spread)
+        paths = [PurePath(s.label) for s in known]
+        names = [p.name for p in paths]
+        if len(set(names)) < len(names):  # two decomposition.json are told apart by their directories
+            names = [str(PurePath(*p.parts[-2:])) for p in paths]
+        each = " and ".join(f"{s.spread.busy:.1%} ({name})" for s, name in zip(known, names, strict=True) if s.spread)
         return f"passes of one side span {each} of busy" if each else ""
 
     def sums_text(self) -> str:

@@ -307,7 +307,7 @@ def geometry_of(model: str) -> Geometry:
     path = Path(model)
     if not path.is_file():
         raise HarnessError(
-            f"{model} is neither a GGUF file nor one of {', '.join(PRESETS)}; give one of those to --gguf."
+            f"{model} is neither a GGUF file nor one of {', '.join(PRESETS)}; name one of those instead."
         )
     return open_model(path).geometry
 
