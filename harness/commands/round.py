@@ -212,9 +212,15 @@ def verify(numbers: tuple[str, ...], json_path: str | None) -> int:
             json_path,
         )
     if json_path != "-":
-        for name, differs in found.items():
-            if not differs:
-                click.echo(f"{name}: every figure agrees with its samples")
+        for path in paths:
+            if not found[path.name]:
+                timed = bool(load_record(path).samples_sha256)
+                agreed = (
+                    "every figure agrees with its samples"
+                    if timed
+                    else "no samples; its files are those it was closed with"
+                )
+                click.echo(f"{path.name}: {agreed}")
         if not found:
             click.echo("There is no finished round to verify.")
     wrong = {name: differs for name, differs in found.items() if differs}
