@@ -257,7 +257,7 @@ def diff_arms(base: ArmConfig, lever: ArmConfig) -> dict[str, tuple[Any, Any]]:
 
 
 def _flatten(value: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(value, dict) or not value:
+    if not isinstance(value, dict):
         return {prefix: value}
     flat: dict[str, Any] = {}
     for key, inner in value.items():

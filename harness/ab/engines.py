@@ -170,7 +170,8 @@ class CommandArm:
             stdout, stderr = child.communicate(timeout=self.engine["timeout_s"])
         except subprocess.TimeoutExpired:
             os.killpg(child.pid, signal.SIGKILL)
-            child.communicate()
+            sys.stderr.write(child.communicate()[1])  # its last lines say where it hung
+            sys.stderr.flush()
             raise HarnessError(
                 f"{self._name()} ran longer than timeout_s = {self.engine['timeout_s']:g}; raise it, or see why it hangs."
             ) from None

@@ -242,6 +242,8 @@ class Round:
                     floor = worker.ask("floor", setup.protocol.half_timeout_s, regime=record.regime)
                     if floor["there"]:
                         record.provenance["floor_ms"] = floor["floor_ms"]
+                    elif why := floor.get("why"):
+                        record.warnings.append(why)
         record.gates += mechanism.gates(tables["A"], tables["B"], setup.arms["A"], setup.arms["B"])
         record.mechanism = mechanism.compare(tables["A"], tables["B"], setup.arms["B"])
         record.ops_affected = mechanism.ops_affected(tables["A"], tables["B"])

@@ -255,6 +255,7 @@ def _named_floor(arm: dict[str, Any], directory: Path, regime: str, fresh: bool)
     """For an engine of the user's that names its model: the same floor from the model's geometry."""
     if not arm["model"]:
         return {"there": False}
+    from engine.errors import ModelError
     from engine.levers import Levers
     from engine.models import resolve
     from engine.open import choose
@@ -263,7 +264,10 @@ def _named_floor(arm: dict[str, Any], directory: Path, regime: str, fresh: bool)
     from harness.attribution.roofline import ceilings_for
 
     backend = choose()
-    geometry = resolve(model_path(arm["model"], directory), gpu=backend == "cuda").geometry
+    try:
+        geometry = resolve(model_path(arm["model"], directory), gpu=backend == "cuda").geometry
+    except ModelError as error:  # a name that only the user's engine knows
+        return {"there": False, "why": f"no floor for the wall: {error}"}
     plan = build_plan(geometry, arm["tokens"], Levers(), precision="f16" if backend == "cuda" else "f32")
     ceilings = ceilings_for(backend, regime, plan=plan, fresh=fresh)
     return {"there": True, "floor_ms": 2e3 * plan.macs / (ceilings.tflop_per_s * 1e12), "ceilings": asdict(ceilings)}

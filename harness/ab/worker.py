@@ -16,7 +16,9 @@ from typing import Any
 
 def main() -> None:
     """Serves one session until its input closes."""
+    from engine.errors import EngineError
     from harness.ab.engines import die_with_parent
+    from harness.errors import HarnessError
 
     die_with_parent()
     os.dup2(2, 1)
@@ -40,7 +42,8 @@ def main() -> None:
             request = json.loads(line)
             answer(getattr(session, request.pop("do"))(**request))
     except BaseException as error:  # whatever it is, the other side must hear of it
-        traceback.print_exc()
+        if not isinstance(error, HarnessError | EngineError):  # their sentence says it; keep the program's lines
+            traceback.print_exc()
         answer({"error": _sentence(error), "kind": type(error).__name__})
         sys.exit(1)
 

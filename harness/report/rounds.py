@@ -193,7 +193,7 @@ class _Page:
         if not self.r.ops_affected:
             return (
                 ""
-                if self.r.aa or self.r.kind != "AB"
+                if self.r.aa or not (self.path / BEFORE).is_file()  # no traced table: nothing is known of the ops
                 else "The plan's ops are the same in both arms; only how they run differs."
             )
         rows = [[o.op, o.cls, o.change, str(o.count)] for o in self.r.ops_affected]

@@ -145,3 +145,18 @@ def test_a_command_that_lies_or_fails_ends_the_half_with_a_reason(
 ) -> None:
     with command(lock, script, **engine) as worker, pytest.raises(WorkerFailure, match=reason):
         worker.ask("half", 30.0, **HALF)
+
+
+def test_a_command_that_hangs_leaves_its_own_last_lines_and_no_trace_of_ours(lock: DeviceLock) -> None:
+    script = "import sys, time; print('waiting for the device', file=sys.stderr, flush=True); time.sleep(60)"
+    with command(lock, script, timeout_s=2) as worker, pytest.raises(WorkerFailure, match="longer than") as failure:
+        worker.ask("half", 30.0, **HALF)
+    assert [line.strip() for line in failure.value.tail] == ["waiting for the device"]
+
+
+def test_a_model_that_only_the_users_engine_knows_gives_no_floor_and_says_so(lock: DeviceLock) -> None:
+    engine = {"kind": "command", "argv": [sys.executable, "-c", "pass"]}
+    arm = ArmConfig.model_validate({"name": "c", "tokens": 100, "model": "acme/secret-7b", "engine": engine})
+    with ArmProcess(arm.model_dump(mode="json", by_alias=True), HERE, lock, None) as worker:
+        floor = worker.ask("floor", 30.0, regime="burst")
+    assert not floor["there"] and "acme/secret-7b" in floor["why"]

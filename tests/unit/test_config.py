@@ -90,3 +90,10 @@ def test_every_experiment_in_the_repository_loads_and_predicts_before_it_runs() 
     for path in levers:
         arm = load_arm(path)
         assert arm.hypothesis and arm.mechanism and arm.predicted_gain is not None, path
+
+
+def test_a_lever_that_only_one_arm_sets_is_one_line_of_the_diff() -> None:
+    engine = {"kind": "python", "call": "module:forward"}
+    base = ArmConfig.model_validate({"name": "base", "engine": engine})
+    lever = ArmConfig.model_validate({"name": "lever", "engine": engine, "levers": {"a": 1}})
+    assert diff_arms(base, lever) == {"levers.a": (None, 1)}
