@@ -19,7 +19,7 @@ from harness.ab.protocol import GatesProtocol, LandingProtocol
 from harness.ab.runner import Round, Setup, arm_diff, now_utc
 from harness.ab.simulate import Rule, smallest_decidable_gain
 from harness.attribution.provenance import commit
-from harness.config import ArmConfig, diff_arms, load_protocol
+from harness.config import ArmConfig, diff_arms, load_arm, load_protocol
 from harness.errors import HarnessError
 from harness.rounds.record import Arm, Frozen, RoundRecord
 from harness.rounds.store import new_round_dir, save_record
@@ -215,7 +215,7 @@ def plan_warnings(frozen: Frozen, *, calibrated: bool) -> list[str]:
 
 
 def resumed(path: Path, record: RoundRecord, request: Request | None) -> dict[str, ArmConfig]:
-    """The arms of a round that goes on: its own, unless files are given, and those must not have changed."""
+    """The arms of a round that goes on: its own; neither the files given, nor those it was started with, may have changed."""
     if record.verdict == "LANDED":
         raise HarnessError(f"round {record.number} has landed; start a new round.")
     if record.kind != "AB" or record.outcome in ("gate-failed", "no-op", "analysis-negative"):
@@ -234,6 +234,11 @@ def resumed(path: Path, record: RoundRecord, request: Request | None) -> dict[st
     for letter, arm in record.arms.items():
         source = Path(arm.path) if arm.path else None
         arms[letter] = ArmConfig.model_validate(arm.config | {"source": source})
+        if (
+            request is None and source and source.is_file() and not (letter == "B" and "C" in record.arms)
+        ):  # B: made of C and D
+            own = arms[letter]  # tokens and model may have come from the command line
+            arms[letter] = load_arm(source).model_copy(update={"tokens": own.tokens, "model": own.model})
     if request is not None:
         arms |= request.arms
     for letter, config in arms.items():

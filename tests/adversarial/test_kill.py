@@ -15,6 +15,7 @@ from conftest import MACHINE_NAME, make_setup, simulated_arm
 from harness.ab import schedule
 from harness.ab.runner import Round
 from harness.ab.start import Request, new_round, resumed
+from harness.config import load_arm
 from harness.errors import HarnessError
 from harness.rounds.record import RoundRecord
 from harness.rounds.store import load_record, read_samples
@@ -88,6 +89,20 @@ def test_resume_refuses_changed_configs_and_edited_numbers(tmp_path: Path, monke
         resumed(path, record.model_copy(update={"bar": 0.01}), None)
     with pytest.raises(HarnessError, match="has landed"):
         resumed(path, record.model_copy(update={"verdict": "LANDED"}), None)
+
+
+def test_resume_by_number_alone_refuses_a_file_edited_since(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    engine = "engine: {kind: python, setup: 'simulated:setup', args: {gain: %s}}\n"
+    (tmp_path / "base.yaml").write_text(engine % 0)
+    (tmp_path / "lever.yaml").write_text(engine % 0.1)
+    paths = {"A": "base.yaml", "B": "lever.yaml"}
+    arms = {letter: load_arm(Path(p)).model_copy(update={"tokens": 8}) for letter, p in paths.items()}
+    path, record = new_round(Request(arms=arms, paths=paths, seed=5), make_setup(arms).protocol, MACHINE_NAME)
+    assert {letter: arm.hash() for letter, arm in resumed(path, record, None).items()} == record.config_sha256
+    (tmp_path / "lever.yaml").write_text(engine % 0.2)
+    with pytest.raises(HarnessError, match="config of arm B"):
+        resumed(path, record, None)
 
 
 def test_a_retry_in_another_window_multiplies_the_evidence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
