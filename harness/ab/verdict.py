@@ -228,7 +228,7 @@ def _spread_warning(walls: dict[str, ArmWall]) -> list[str]:
         return []
     return [
         f"the arms' spreads differ by more than {SPREAD_RATIO:g} x (A {walls['A'].spread:.2%}, B {walls['B'].spread:.2%}): right-skewed "
-        "noise on one arm alone can land falsely (14 % at the bar in simulation), so look at the distribution plot"
+        "noise on one arm alone can land falsely (up to 16 % at the bar in simulation), so look at the distribution plot"
     ]
 
 
