@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from harness.errors import HarnessError
@@ -73,6 +74,14 @@ def from_columns(**columns: object) -> pd.DataFrame:
     if not ((start[1:] > start[:-1]) | ((start[1:] == start[:-1]) & (end[1:] >= end[:-1]))).all():
         table = table.sort_values(["start_ns", "end_ns"], kind="stable", ignore_index=True)
     return check(table)
+
+
+def nullable(values: np.ndarray | list[int], dtype: str) -> pd.Series:
+    """An integer column of a nullable dtype ("Int32", "Int64") from integers of which the negative ones are unknown."""
+    array = np.asarray(values, np.int64)
+    unknown = array < 0
+    known = np.where(unknown, 0, array) if unknown.any() else array
+    return pd.Series(pd.arrays.IntegerArray(known.astype(dtype.lower()), unknown))
 
 
 def check(table: pd.DataFrame) -> pd.DataFrame:

@@ -19,6 +19,7 @@ import pandas as pd
 
 from harness.attribution.classify import Match
 from harness.errors import HarnessError
+from harness.launches import nullable
 
 if TYPE_CHECKING:
     from engine.geometry import Geometry
@@ -129,7 +130,7 @@ def apportion(launches: pd.DataFrame, plan: Plan, prefills: int) -> pd.DataFrame
     attention = cls == "attention"
     if attention.any():
         macs[attention] = _split(sum(op.macs for op in plan if op.kind == "attention") * prefills, duration[attention])
-    table["macs"] = _nullable(macs, "Int64")
+    table["macs"] = nullable(macs, "Int64")
     return table
 
 
@@ -357,8 +358,8 @@ def _book(launches: pd.DataFrame, forwards: list[Forward], geometry: Geometry) -
             macs[row], layer[row], role[row] = op.macs, at, op.cls
         _between(forward, geometry, cls, kind, layer, role, types)
     family = launches.copy(deep=False)
-    family["macs"] = _nullable(macs, "Int64")
-    family["layer"] = _nullable(layer, "Int32")
+    family["macs"] = nullable(macs, "Int64")
+    family["layer"] = nullable(layer, "Int32")
     roles = family.copy(deep=False)
     roles["class"] = pd.array(role, dtype=pd.StringDtype("python"))
     roles["weight_type"] = pd.array(types, dtype=pd.StringDtype("python"))
@@ -422,8 +423,3 @@ def _end(row: int, cls: np.ndarray, kind: np.ndarray) -> int:
     while row < len(cls) and kind[row] == "kernel" and cls[row] in ("gemm_fixup", "sampling", "convert"):
         row += 1
     return row
-
-
-def _nullable(values: np.ndarray, dtype: str) -> pd.Series:
-    unknown = values < 0
-    return pd.Series(pd.arrays.IntegerArray(np.where(unknown, 0, values).astype(dtype.lower()), unknown))

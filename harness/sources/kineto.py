@@ -120,12 +120,12 @@ def _read(path: Path, *, with_ranges: bool = False) -> tuple[pd.DataFrame, _Colu
             end_ns=np.array(columns.end, np.int64) - zero,
             device=np.array(columns.device, np.int32),
             stream=np.array(columns.stream, np.int64),
-            graph_node=_nullable(columns.node, "Int64"),
+            graph_node=launches.nullable(columns.node, "Int64"),
             grid=columns.grid,
             block=columns.block,
-            registers=_nullable(columns.registers, "Int32"),
-            smem_bytes=_nullable(columns.smem, "Int64"),
-            bytes=_nullable(columns.bytes, "Int64"),
+            registers=launches.nullable(columns.registers, "Int32"),
+            smem_bytes=launches.nullable(columns.smem, "Int64"),
+            bytes=launches.nullable(columns.bytes, "Int64"),
         )
     except (OverflowError, ValueError) as error:
         raise HarnessError(f"{path} holds a number out of range ({error}); {_FIX}.") from None
@@ -269,9 +269,3 @@ def _ns(microseconds: float) -> int:
 
 def _dims(sizes: list[int] | None) -> str:
     return ",".join(str(int(s)) for s in sizes) if sizes else ""
-
-
-def _nullable(values: list[int], dtype: str) -> pd.Series:
-    """An integer column where −1 is unknown."""
-    array = np.array(values, np.int64)
-    return pd.Series(array).astype("Int64").mask(pd.Series(array < 0)).astype(dtype)

@@ -216,12 +216,12 @@ class Export:
             end_ns=joined["end"] - zero,
             device=joined["device"].astype(np.int32),
             stream=joined["stream"],
-            graph_node=_nullable(joined["node"], "Int64"),
+            graph_node=launches.nullable(joined["node"], "Int64"),
             grid=_text(joined["grid"]),
             block=_text(joined["block"]),
-            registers=_nullable(joined["registers"], "Int32"),
-            smem_bytes=_nullable(joined["smem"], "Int64"),
-            bytes=_nullable(joined["bytes"], "Int64"),
+            registers=launches.nullable(joined["registers"], "Int32"),
+            smem_bytes=launches.nullable(joined["smem"], "Int64"),
+            bytes=launches.nullable(joined["bytes"], "Int64"),
         )
         empty = np.empty(0, np.int64)
         return table, joined.get("correlation", empty), joined.get("process", empty)
@@ -427,10 +427,3 @@ def _decode(codes: np.ndarray, text: Callable[[int], str]) -> np.ndarray:
 def _text(values: np.ndarray) -> pd.Series:
     """A string column whose rows share their str objects: a million names of 500 characters are 8 MB, not 500."""
     return pd.Series(pd.array(values, dtype=pd.StringDtype("python")))
-
-
-def _nullable(values: np.ndarray, dtype: str) -> pd.Series:
-    """An integer column where −1 is unknown."""
-    unknown = values < 0
-    known = np.where(unknown, 0, values) if unknown.any() else values
-    return pd.Series(pd.arrays.IntegerArray(known.astype(dtype.lower()), unknown))
