@@ -5,18 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-RopeStyle = Literal["norm", "neox"]  # norm: rotates (2i, 2i+1), llama; neox: rotates (i, i + d/2), qwen2
+RopeStyle = Literal["norm", "neox", "unknown"]
+"""norm: rotates (2i, 2i+1), llama; neox: rotates (i, i + d/2), qwen2; unknown: of an architecture that is not run."""
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """Shapes and constants of a Llama- or Qwen2-architecture decoder.
+    """Shapes and constants of a dense decoder. This engine runs those of the architectures llama and qwen2.
 
     `weight_types` maps a GGUF tensor name to its ggml type's name as llama.cpp prints it ("q4_K", "f16", ...).
     A model whose embedding is tied has no entry "output.weight".
     """
 
-    architecture: Literal["llama", "qwen2"]
+    architecture: str
     layers: int
     hidden: int
     ffn: int
@@ -29,6 +30,7 @@ class Geometry:
     rms_eps: float
     context: int = 32768
     qkv_bias: bool = False
+    window: int = 0  # keys that some layers' attention sees at most (gemma, phi3); 0: every layer sees all
     weight_types: dict[str, str] = field(default_factory=dict, hash=False)
     name: str = ""
 

@@ -4,14 +4,16 @@ Why not `gguf.GGUFReader`: it trusts every count and offset of the file (a key c
 short, offsets wrap in uint64), and it builds a NumPy view per metadata element, which takes seconds for a 49k-token
 vocabulary. The format's constants (value types, ggml types, block sizes) and the dequantisers are the gguf package's.
 
-Layout (version 3, little-endian): "GGUF", u32 version, u64 tensors, u64 keys; keys: string, u32 type, value; tensors:
-string, u32 dims, u64 dim × dims (innermost first), u32 ggml type, u64 offset from the data's start; padding to
-`general.alignment`; data. A string is u64 length + UTF-8.
+Layout (versions 2 and 3): "GGUF", u32 version, u64 tensors, u64 keys; keys: string, u32 type, value; tensors: string,
+u32 dims, u64 dim × dims (innermost first), u32 ggml type, u64 offset from the data's start; padding to
+`general.alignment`; data. A string is u64 length + UTF-8. Version 1 has u32 for counts, lengths and dims. Version 3 may
+be big-endian throughout. Source: ggml's docs/gguf.md, with its history of versions.
 """
 
 from __future__ import annotations
 
 import mmap
+import re
 import stat
 import struct
 from collections.abc import Iterator
@@ -22,19 +24,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf.constants import GGUF_DEFAULT_ALIGNMENT, GGMLQuantizationType, GGUFValueType
+from gguf.constants import GGUF_DEFAULT_ALIGNMENT, GGUFValueType
 
 from engine.errors import ModelError
-from engine.tensors import TYPES, TensorInfo, block_of
+from engine.gguf_impostors import what_it_is
+from engine.tensors import TensorInfo, block_of, type_name
 
 _SCALARS = {
-    GGUFValueType.UINT8: "<B", GGUFValueType.INT8: "<b", GGUFValueType.UINT16: "<H", GGUFValueType.INT16: "<h",
-    GGUFValueType.UINT32: "<I", GGUFValueType.INT32: "<i", GGUFValueType.UINT64: "<Q", GGUFValueType.INT64: "<q",
-    GGUFValueType.FLOAT32: "<f", GGUFValueType.FLOAT64: "<d", GGUFValueType.BOOL: "<?",
+    GGUFValueType.UINT8: "B", GGUFValueType.INT8: "b", GGUFValueType.UINT16: "H", GGUFValueType.INT16: "h",
+    GGUFValueType.UINT32: "I", GGUFValueType.INT32: "i", GGUFValueType.UINT64: "Q", GGUFValueType.INT64: "q",
+    GGUFValueType.FLOAT32: "f", GGUFValueType.FLOAT64: "d", GGUFValueType.BOOL: "?",
 }  # fmt: skip
-_TYPE_OF_NUMBER = {int(GGMLQuantizationType[name.upper()]): name for name in TYPES}
-_MIN_KEY_BYTES = 8 + 1 + 4 + 1  # name's length, one letter, type, one byte of value
-_MIN_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8
+_VERSIONS = (1, 2, 3)
 _MAX_DIMS = 4  # GGML_MAX_DIMS
 
 
@@ -45,16 +46,18 @@ class StringArray:
     data: memoryview
     offset: int
     count: int
+    length: str = "<Q"  # struct code of a string's length
 
     def __len__(self) -> int:
         return self.count
 
     def __iter__(self) -> Iterator[str]:
         at = self.offset
+        size = struct.calcsize(self.length)
         for _ in range(self.count):
-            (length,) = struct.unpack_from("<Q", self.data, at)
-            yield bytes(self.data[at + 8 : at + 8 + length]).decode("utf-8", "replace")
-            at += 8 + length
+            (length,) = struct.unpack_from(self.length, self.data, at)
+            yield bytes(self.data[at + size : at + size + length]).decode("utf-8", "replace")
+            at += size + length
 
 
 @dataclass(frozen=True)
@@ -69,10 +72,12 @@ class GgufFile:
     """One GGUF file, mapped: `metadata` (key → number, bool, str, ndarray or StringArray) and `tensors` by name."""
 
     def __init__(self, path: Path) -> None:
-        """Raises ModelError, one sentence, for a file that is not a whole little-endian GGUF of version 3."""
+        """Raises ModelError, one sentence, for a file that is not one whole GGUF of version 1, 2 or 3."""
         self.path = path
         self.data = memoryview(_map(path))
         self.size = len(self.data)
+        self.order = "<"  # or ">": the byte order of everything in it
+        self._length = "Q"  # struct code of counts, lengths and dims
         self._at = 0
         tensor_count, key_count = self._header()
         self.metadata = self._keys(key_count)
@@ -91,44 +96,57 @@ class GgufFile:
         start = self._at
         if size > self.size - start:
             raise self._fail(
-                f"{what} at offset {start} needs {size} bytes, but the file ends at {self.size}; it is truncated or damaged, get it again."
+                f"{what} at offset {start} needs {size} bytes, but the file ends at {self.size}; {self._cut_short()}."
             )
         self._at = start + size
         return start
 
-    def _scalar(self, code: str, what: str) -> Any:
-        return struct.unpack_from(code, self.data, self._take(struct.calcsize(code), what))[0]
+    def _cut_short(self) -> str:
+        if re.search(r"[-.](split-[a-z]+|part\d+of\d+|part-?[a-z0-9]+)$", self.path.name):
+            return "its name says that it is one piece of a file that was cut up: join the pieces in order with `cat`"
+        return "it is truncated or damaged, get it again"
 
-    def _string(self, what: str) -> str:
-        length = self._scalar("<Q", f"the length of {what}")
+    def _scalar(self, code: str, what: str) -> Any:
+        size = struct.calcsize("<" + code)
+        return struct.unpack_from(self.order + code, self.data, self._take(size, what))[0]
+
+    def _string(self, what: str, *, exact: bool = True) -> str:
+        """A name must be UTF-8; a text that nothing is looked up by (`exact` false) may be latin-1, as old converters wrote."""
+        length = self._scalar(self._length, f"the length of {what}")
         start = self._take(length, what)
+        raw = bytes(self.data[start : start + length])
         try:
-            return bytes(self.data[start : start + length]).decode("utf-8")
+            return raw.decode("utf-8")
         except UnicodeDecodeError:
+            if not exact:
+                return raw.decode("latin-1")
             raise self._fail(f"{what} at offset {start} is not UTF-8; the file is damaged, get it again.") from None
 
     def _header(self) -> tuple[int, int]:
         magic = bytes(self.data[:4])
         if magic != b"GGUF":
-            raise self._fail(f"not a GGUF file (starts with {magic!r} at offset 0, not b'GGUF'); give a .gguf file.")
+            raise self._fail(what_it_is(self.data) or f"not a GGUF file (starts with {magic!r} at offset 0, not b'GGUF'); give a .gguf file.")  # fmt: skip
         self._at = 4
-        version = self._scalar("<I", "the version")
+        version = self._scalar("I", "the version")
         if version and version & 0xFFFF == 0:
+            self.order, version = ">", int.from_bytes(version.to_bytes(4, "little"), "big")
+        if version not in _VERSIONS:
             raise self._fail(
-                "a big-endian GGUF (version bytes swapped at offset 4); convert it with gguf's `gguf-convert-endian FILE little`."
+                f"GGUF version {version} at offset 4, this program reads versions 1 to 3; convert the model again with a current llama.cpp."
             )
-        if version != 3:
-            raise self._fail(
-                f"GGUF version {version} at offset 4, this engine reads version 3; convert the model again with a current llama.cpp."
-            )
-        tensors, keys = self._scalar("<Q", "the tensor count"), self._scalar("<Q", "the key count")
+        if version == 1:
+            self._length = "I"
+        length = struct.calcsize("<" + self._length)
+        least_key = length + 1 + 4 + 1  # name's length, one letter, type, one byte of value
+        least_tensor = length + 1 + 4 + length + 4 + 8
+        tensors, keys = self._scalar(self._length, "the tensor count"), self._scalar(self._length, "the key count")
         for count, size, what, at in (
-            (tensors, _MIN_TENSOR_BYTES, "tensors", 8),
-            (keys, _MIN_KEY_BYTES, "metadata keys", 16),
+            (tensors, least_tensor, "tensors", 8),
+            (keys, least_key, "metadata keys", 8 + length),
         ):
             if count * size > self.size - self._at:
                 raise self._fail(
-                    f"the header claims {count} {what} at offset {at}, more than its {self.size} bytes can hold; it is truncated or damaged."
+                    f"the header claims {count} {what} at offset {at}, more than its {self.size} bytes can hold; {self._cut_short()}."
                 )
         return tensors, keys
 
@@ -150,29 +168,28 @@ class GgufFile:
         if kind in _SCALARS:
             return self._scalar(_SCALARS[kind], what)
         if kind is GGUFValueType.STRING:
-            return self._string(what)
+            return self._string(what, exact=False)
         item = self._value_type(what)
-        count = self._scalar("<Q", what)
+        count = self._scalar(self._length, what)
         if item in _SCALARS:
-            dtype = np.dtype(_SCALARS[item])
+            dtype = np.dtype(self.order + _SCALARS[item])
             start = self._take(count * dtype.itemsize, what)
             return np.frombuffer(self.data, dtype, count, start)
         if item is not GGUFValueType.STRING:
             raise self._fail(
                 f"{what} at offset {self._at} is an array of arrays, which llama.cpp does not write; the file is damaged."
             )
-        if count * 8 > self.size - self._at:
+        if count * struct.calcsize("<" + self._length) > self.size - self._at:
             raise self._fail(
-                f"{what} at offset {self._at} claims {count} strings, more than the file's {self.size} bytes can hold; it is truncated or damaged."
+                f"{what} at offset {self._at} claims {count} strings, more than the file's {self.size} bytes can hold; {self._cut_short()}."
             )
         start = self._at
         for _ in range(count):
-            length = self._scalar("<Q", what)
-            self._take(length, what)
-        return StringArray(self.data, start, count)
+            self._take(self._scalar(self._length, what), what)
+        return StringArray(self.data, start, count, self.order + self._length)
 
     def _value_type(self, what: str) -> GGUFValueType:
-        number = self._scalar("<I", what)
+        number = self._scalar("I", what)
         try:
             return GGUFValueType(number)
         except ValueError:
@@ -200,10 +217,13 @@ class GgufFile:
             if start + info.n_bytes > self.size:
                 raise self._fail(
                     f"tensor {info.name!r} ({info.type}) at offset {start} needs {info.n_bytes} bytes, but the file ends at {self.size}; "
-                    "it is truncated or damaged, get it again."
+                    f"{self._cut_short()}."
                 )
             tensors[info.name] = FileTensor(info, start)
         self._check_overlap(tensors)
+        self._check_nothing_follows(
+            max((t.offset + t.info.n_bytes for t in tensors.values()), default=data_start), alignment
+        )
         return tensors
 
     def _tensor_entry(self, i: int) -> tuple[TensorInfo, int, int]:
@@ -211,20 +231,22 @@ class GgufFile:
         where = self._at
         name = self._string(f"the name of tensor {i}")
         what = f"the entry of tensor {name!r}"
-        n_dims = self._scalar("<I", what)
+        n_dims = self._scalar("I", what)
         if not name or not 1 <= n_dims <= _MAX_DIMS:
             raise self._fail(
                 f"tensor {i} ({name!r}) at offset {where} has {n_dims} dimensions, not 1 to {_MAX_DIMS}; the file is damaged."
             )
-        dims = tuple(self._scalar("<Q", what) for _ in range(n_dims))
-        number = self._scalar("<I", what)
-        offset = self._scalar("<Q", what)
-        if number not in _TYPE_OF_NUMBER:
+        dims = tuple(self._scalar(self._length, what) for _ in range(n_dims))
+        number = self._scalar("I", what)
+        offset = self._scalar("Q", what)
+        kind = type_name(number)
+        try:
+            weights, size = block_of(kind)
+        except KeyError:
             raise self._fail(
-                f"tensor {name!r} at offset {where} has {_foreign_type(number)}; this engine reads {', '.join(TYPES)}."
-            )
-        kind = _TYPE_OF_NUMBER[number]
-        weights, size = block_of(kind)
+                f"tensor {name!r} at offset {where} has unknown {kind}, whose size nobody here knows; convert the model again with a "
+                "current llama.cpp, or install a newer gguf package."
+            ) from None
         if 0 in dims or dims[0] % weights:
             raise self._fail(
                 f"tensor {name!r} ({kind}) at offset {where} has shape {list(dims)}, whose rows are not whole blocks of {weights}; the file is damaged."
@@ -242,12 +264,14 @@ class GgufFile:
                     f"({before.info.type}), which ends at {end}; the file is damaged."
                 )
 
-
-def _foreign_type(number: int) -> str:
-    try:
-        return f"ggml type {number} ({GGMLQuantizationType(number).name})"
-    except ValueError:
-        return f"unknown ggml type {number}"
+    def _check_nothing_follows(self, end: int, alignment: int) -> None:
+        """Shards joined by `cat` begin like their first one, and lack what the others hold."""
+        for start in (end, -(-end // alignment) * alignment):
+            if bytes(self.data[start : start + 4]) == b"GGUF":
+                raise self._fail(
+                    f"a second GGUF starts at offset {start}: these are shards of a split model joined by `cat`; cut them apart there, or "
+                    "get the shards again and give the first, or merge them with `llama-gguf-split --merge`."
+                )
 
 
 def _map(path: Path) -> mmap.mmap:

@@ -157,7 +157,8 @@ def build_plan(
 
     `precision` is the path's activation and resident-weight type (f16 on CUDA, f32 on the CPU backend).
     `all_logits` runs the head, and so the whole last layer, for every row (the fidelity mode).
-    Raises EngineError when tokens is not positive or the rows do not fit the context.
+    Raises EngineError when tokens is not positive, or the rows do not fit the context or a sliding window, beyond which
+    attention is not causal over everything and its MACs are not those counted here.
     """
     levers = levers or Levers()
     if tokens < 1 or past < 0:
@@ -165,6 +166,11 @@ def build_plan(
     if past + tokens > geometry.context:
         raise EngineError(
             f"{past + tokens} tokens do not fit the context of {geometry.context} of {geometry.name or 'this model'}; use fewer tokens."
+        )
+    if geometry.window and past + tokens > geometry.window:
+        raise EngineError(
+            f"{past + tokens} tokens exceed the sliding window of {geometry.window} of {geometry.name or 'this model'}, and which layers "
+            "have it is not known here, so neither are attention's MACs; use fewer tokens."
         )
     return _build(geometry, tokens, levers, precision, past, all_logits)
 

@@ -219,6 +219,7 @@ class SynthModel:
 
     synthetic = True
     path = None
+    refusal = ""
 
     def __init__(self, geometry: Geometry, seed: int = 0, *, note: str = "") -> None:
         """Raises ModelError when a matrix's row does not fill whole blocks of its type, or a type is unknown."""

@@ -1,7 +1,8 @@
-"""What is known of a weight tensor without reading it, and the ggml types that this engine reads."""
+"""What is known of a weight tensor without reading it, and the ggml types that this engine runs."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -10,13 +11,14 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize as gguf_dequantize
 
+from engine.errors import ModelError
 from engine.geometry import Geometry
 
 if TYPE_CHECKING:
     from engine.tokens import Tokenizer
 
 TYPES = ("f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_K", "q5_K", "q6_K")
-"""ggml types that this engine reads, as llama.cpp prints their names."""
+"""ggml types that this engine runs, as llama.cpp prints their names. The size of any other is known as well."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class TensorInfo:
 
     name: str
     shape: tuple[int, ...]
-    type: str  # one of TYPES
+    type: str  # as llama.cpp prints it; what this engine runs is one of TYPES
     n_bytes: int
 
 
@@ -37,6 +39,7 @@ class Model(Protocol):
     tensors: dict[str, TensorInfo]
     synthetic: bool
     note: str  # one sentence for a person on where the weights come from, or ""
+    refusal: str  # one sentence on why this engine cannot run it (its geometry and sizes are known all the same), or ""
 
     @property
     def path(self) -> Path | None:
@@ -62,13 +65,28 @@ class Model(Protocol):
         """Its vocabulary, or None where it has none that this engine reads (`engine.tokens.require` says why)."""
 
 
+def require_runnable(model: Model) -> None:
+    """Raises ModelError, the model's own sentence, where this engine would compute it wrongly or not at all."""
+    if model.refusal:
+        raise ModelError(model.refusal)
+
+
 def ggml_type(name: str) -> GGMLQuantizationType:
     """The gguf package's constant for a type named as llama.cpp prints it. Raises KeyError."""
     return GGMLQuantizationType[name.upper()]
 
 
+def type_name(number: int) -> str:
+    """llama.cpp's name of a ggml type: 12 → "q4_K"; "ggml type 99" for a number that the gguf package does not know."""
+    try:
+        name = GGMLQuantizationType(number).name.lower()
+    except ValueError:
+        return f"ggml type {number}"
+    return re.sub(r"_k(?=_|$)", "_K", name)
+
+
 def block_of(name: str) -> tuple[int, int]:
-    """(weights, bytes) of one block of a type named as llama.cpp prints it."""
+    """(weights, bytes) of one block of a type named as llama.cpp prints it. Raises KeyError."""
     return GGML_QUANT_SIZES[ggml_type(name)]
 
 

@@ -17,7 +17,7 @@ from engine.decode import checked_ids, continue_greedily, positions_of
 from engine.errors import EngineError
 from engine.levers import Levers
 from engine.plan import Plan, build_plan
-from engine.tensors import Model
+from engine.tensors import Model, require_runnable
 
 
 class CpuEngine:
@@ -26,6 +26,7 @@ class CpuEngine:
     name = "cpu"
 
     def __init__(self, model: Model, levers: Levers, progress: Progress | None = None) -> None:
+        require_runnable(model)
         self.geometry, self.levers, self.model_name = model.geometry, levers, model.name
         self.weights: Weights | None = Weights(model, progress)
         self.threads = Threads(levers.cpu_threads)

@@ -17,7 +17,7 @@ from engine.decode import checked_ids, continue_greedily, positions_of
 from engine.errors import EngineError
 from engine.levers import Levers
 from engine.plan import Plan, build_plan
-from engine.tensors import Model
+from engine.tensors import Model, require_runnable
 
 _KEPT_PROGRAMS = 16  # bound plans; decoding needs a new one each step
 
@@ -29,6 +29,7 @@ class CudaEngine:
 
     def __init__(self, model: Model, levers: Levers, progress: Progress | None = None) -> None:
         """Loads the weights. Raises EngineError without a usable GPU, or where the model does not fit it."""
+        require_runnable(model)
         self.geometry, self.levers, self.model_name = model.geometry, levers, model.name
         self._progress = progress
         self._check_geometry()

@@ -66,7 +66,9 @@ class Rule:
                 groups |= {k: v for k, v in found.groupdict().items() if v is not None}
         weight_type = self.weight_type or groups.get("weight_type")
         if weight_type is None and "ggml_type" in groups:
-            weight_type = ggml_type_name(int(groups["ggml_type"]))
+            from engine.tensors import type_name  # loads the gguf package, which few traces need
+
+            weight_type = type_name(int(groups["ggml_type"]))
         tile = self.tile or groups.get("tile")
         return Match(
             self.cls,
@@ -147,17 +149,6 @@ def split_name(full: str) -> tuple[str, str]:
         else:
             entry.append(c)
     return ("".join(entry) or full), "".join(arguments)
-
-
-def ggml_type_name(number: int) -> str:
-    """llama.cpp's name of a ggml type: 12 → "q4_K"; "ggml_type 99" for a number that gguf does not know."""
-    from gguf.constants import GGMLQuantizationType
-
-    try:
-        name = GGMLQuantizationType(number).name.lower()
-    except ValueError:
-        return f"ggml_type {number}"
-    return re.sub(r"_k(?=_|$)", "_K", name)
 
 
 class Rules:

@@ -325,6 +325,7 @@ def _info_json(model: Model, plan: Plan) -> dict[str, Any]:
         "synthetic": model.synthetic,
         "seed": model.seed,
         "note": model.note,
+        "refusal": model.refusal,
         "geometry": geometry,
         "tokens": plan.tokens,
         "levers": plan.levers.to_dict(),
@@ -356,10 +357,14 @@ def _print_info(model: Model, plan: Plan) -> None:
     say(f"{model.name} ({where})")
     if model.note:
         say(model.note)
+    if model.refusal:
+        say(f"Sizes only, this engine does not run it: {model.refusal.removeprefix(f'{model.path}: ')}")
+    rope = f"RoPE {'' if g.rope_style == 'unknown' else g.rope_style + ' '}base {g.rope_base:g}"
+    window = f", sliding window {g.window}" if g.window else ""
     say(
         f"{g.architecture}: {g.layers} layers, hidden {g.hidden}, FFN {g.ffn}, {g.heads} heads / {g.kv_heads} KV heads of {g.head_dim}, "
-        f"vocabulary {g.vocab}{' (tied embedding)' if g.tied_embedding else ''}, RoPE {g.rope_style} base {g.rope_base:g}, "
-        f"RMS epsilon {g.rms_eps:.3g}, q/k/v biases {'yes' if g.qkv_bias else 'no'}, context {g.context}, {stored / 1e6:.1f} MB of weights."
+        f"vocabulary {g.vocab}{' (tied embedding)' if g.tied_embedding else ''}, {rope}, "
+        f"RMS epsilon {g.rms_eps:.3g}, q/k/v biases {'yes' if g.qkv_bias else 'no'}, context {g.context}{window}, {stored / 1e6:.1f} MB of weights."
     )
     say(f"{plan.tokens} tokens, {plan.precision} path: {plan.structure()}.")
     say()

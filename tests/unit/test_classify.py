@@ -9,12 +9,12 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.tensors import type_name
 from harness import launches
 from harness.attribution.classify import (
     RULE_FILES,
     Rules,
     classify_launches,
-    ggml_type_name,
     load_rules,
     parse_rules,
     split_name,
@@ -245,7 +245,7 @@ def test_names_split_into_the_parts_that_they_were_made_of(entry: str, arguments
 
 
 def test_ggml_types_are_named_as_llama_cpp_prints_them() -> None:
-    assert [ggml_type_name(n) for n in (0, 1, 3, 8, 12, 14, 16)] == [
+    assert [type_name(n) for n in (0, 1, 3, 8, 12, 14, 16)] == [
         "f32",
         "f16",
         "q4_1",
@@ -254,7 +254,7 @@ def test_ggml_types_are_named_as_llama_cpp_prints_them() -> None:
         "q6_K",
         "iq2_xxs",
     ]
-    assert ggml_type_name(133) == "ggml_type 133"
+    assert type_name(133) == "ggml type 133"
 
 
 @pytest.mark.parametrize(
