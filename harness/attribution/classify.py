@@ -23,7 +23,7 @@ import yaml
 from harness.errors import HarnessError
 from harness.launches import FAMILIES
 
-RULE_FILES = ("llama_cpp", "vllm", "tensorrt_llm", "cuda_libraries", "pytorch")
+RULE_FILES = ("llama_cpp", "rocm", "vllm", "sglang", "quantised", "tensorrt_llm", "cuda_libraries", "pytorch")
 """protocols/classes/NAME.yaml in the order in which they are tried: engines, then libraries, then the framework whose
 element-wise templates wrap everything else."""
 
@@ -116,13 +116,17 @@ class Name:
 
 
 def split_name(full: str) -> tuple[str, str]:
-    """(entry, template arguments) of a demangled name; a name that is no C++ signature is its own entry.
+    """(entry, template arguments) of a kernel's name; a name that is no C++ signature is its own entry.
+
+    Profilers cut long names, and a mangled one that was cut cannot be demangled: of those the identifiers are read.
 
     >>> split_name("void ns::k<(int)1, f(int)::[lambda(int) (instance 1)]>(T1 *, int)")
     ('ns::k', '(int)1, f(int)::[lambda(int) (instance 1)]')
     """
     if full.startswith("["):
         return full, ""  # "[CUDA memcpy HtoD]": no kernel
+    if full.startswith("_Z"):
+        return _split_mangled(full)
     # The demanglers' spellings of an unnamed namespace hold brackets that are no template's or parameter list's.
     text = full.replace("(anonymous namespace)", "{unnamed}").replace("<unnamed>", "{unnamed}")
     if text.startswith("std::enable_if"):
@@ -149,6 +153,46 @@ def split_name(full: str) -> tuple[str, str]:
         else:
             entry.append(c)
     return ("".join(entry) or full), "".join(arguments)
+
+
+_LITERAL = re.compile(r"L[a-z]n?\d+E")  # a number among template arguments: Li256E, Lb1E
+
+
+def _split_mangled(full: str) -> tuple[str, str]:
+    """(entry, template arguments as "a::b::c") of a mangled name by the Itanium C++ ABI, cut off or not.
+
+    >>> split_name("_ZN7ck_tile6kentryILi2ENS_13FmhaFwdKernelINS_34BlockFmhaPipeline")
+    ('ck_tile::kentry', 'ck_tile::FmhaFwdKernel::ck_tile::BlockFmhaPipeline')
+    """
+    at = 3 if full.startswith("_ZN") else 2
+    entry: list[str] = []
+    while at < len(full) and (full[at].isdigit() or full[at] in "LKS"):
+        if not full[at].isdigit():
+            at += 2 if full.startswith("St", at) else 1
+            continue
+        name, at = _identifier(full, at)
+        entry.append("{unnamed}" if name.startswith("_GLOBAL__N") else name)
+    arguments: list[str] = []
+    while entry and at < len(full):
+        if literal := _LITERAL.match(full, at):
+            at = literal.end()
+        elif full.startswith("S_", at):
+            arguments.append(entry[0])  # the first thing that was named
+            at += 2
+        elif full[at].isdigit():
+            name, at = _identifier(full, at)
+            arguments.append(name)
+        else:
+            at += 1
+    return "::".join(entry) or full, "::".join(arguments)
+
+
+def _identifier(full: str, at: int) -> tuple[str, int]:
+    """The identifier whose length stands at `at`, and where it ends."""
+    digits = re.compile(r"\d+").match(full, at)
+    assert digits is not None
+    end = digits.end() + int(digits[0])
+    return full[digits.end() : end], end
 
 
 class Rules:
