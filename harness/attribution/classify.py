@@ -125,10 +125,11 @@ def split_name(full: str) -> tuple[str, str]:
     """
     if full.startswith("["):
         return full, ""  # "[CUDA memcpy HtoD]": no kernel
-    if full.startswith("_Z"):
-        return _split_mangled(full)
+    name = _SUFFIX.sub("", full)
+    if name.startswith("_Z"):
+        return _split_mangled(name)
     # The demanglers' spellings of an unnamed namespace hold brackets that are no template's or parameter list's.
-    text = full.replace("(anonymous namespace)", "{unnamed}").replace("<unnamed>", "{unnamed}")
+    text = name.replace("(anonymous namespace)", "{unnamed}").replace("<unnamed>", "{unnamed}")
     if text.startswith("std::enable_if"):
         # nsys writes the condition without its parentheses ("enable_if<T2>(int)0&&…>::type f"): no bracket matches there.
         text = text.partition("::type ")[2] or text
@@ -152,9 +153,11 @@ def split_name(full: str) -> tuple[str, str]:
             entry, arguments = [], []  # what stood before was the return type
         else:
             entry.append(c)
-    return ("".join(entry) or full), "".join(arguments)
+    return ("".join(entry) or name), "".join(arguments)
 
 
+_SUFFIX = re.compile(r"(\.kd| \[clone [^\]]*\]|\.{3,})+$")
+"""What is no part of a name: ROCm's suffix of a kernel descriptor, a compiler's clone, a profiler's cut."""
 _LITERAL = re.compile(r"L[a-z]n?\d+E")  # a number among template arguments: Li256E, Lb1E
 
 

@@ -159,6 +159,9 @@ NAMES = [
     ("void gemv2T_kernel_val<int, int, __half, __half, __half, float, 128, 16, 4, 4, false, false>(int)", "gemv", "-", ""),
 ]  # fmt: skip
 
+TABLES = Path(__file__).parent
+CASES = Path(__file__).parents[2].parent / "shared" / "cases" / "kernel_names.tsv"
+
 # Names that hold another class's words where they mean nothing.
 ADVERSARIAL = [
     # The word is in a lambda, a template argument or a parameter's type.
@@ -202,6 +205,57 @@ def test_real_names(rules: Rules, name: str, cls: str, weight_type: str, tile: s
 @pytest.mark.parametrize(("name", "cls"), ADVERSARIAL, ids=[n[0][:60] or "empty" for n in ADVERSARIAL])
 def test_words_inside_templates_lambdas_and_parameters_do_not_fool_the_rules(rules: Rules, name: str, cls: str) -> None:
     assert rules.classify(name).cls == cls, str(rules.classify(name).rule)
+
+
+def rows_of(table: Path) -> list[list[str]]:
+    """[class, …, kernel name] of each line of a tab-separated table, comments left out."""
+    lines = table.read_text(encoding="utf-8").splitlines()
+    return [line.split("\t") for line in lines if line and not line.startswith("#")]
+
+
+@pytest.mark.parametrize(
+    ("table", "least"),
+    [
+        (TABLES / "kernel_names.tsv", 1.0),
+        (TABLES / "kernel_names_holdout.tsv", 0.95),
+        pytest.param(CASES, 0.95, marks=pytest.mark.skipif(not CASES.is_file(), reason=f"no table at {CASES}")),
+    ],
+    ids=["projects", "published profiles", "given"],
+)
+def test_names_of_a_table_are_right_or_other_but_never_wrong(rules: Rules, table: Path, least: float) -> None:
+    found = [(row[0], rules.classify(row[-1]), row[-1]) for row in rows_of(table)]
+    wrong = [f"{name}: {m.cls}, not {cls} ({m.rule})" for cls, m, name in found if m.cls not in (cls, "other")]
+    assert not wrong
+    assert sum(m.cls == cls for cls, m, _ in found) >= least * len(found)
+
+
+def test_the_tables_share_no_name() -> None:
+    own = [row[-1] for row in rows_of(TABLES / "kernel_names.tsv") + rows_of(TABLES / "kernel_names_holdout.tsv")]
+    assert len(own) == len(set(own)) > 250
+    if CASES.is_file():
+        assert not set(own) & {row[-1] for row in rows_of(CASES)}
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("_ZN7ck_tile6kentryILi2ENS_13FmhaFwdKernelINS_34BlockFmhaPipeline", ("ck_tile::kentry", "ck_tile::FmhaFwdKernel::ck_tile::BlockFmhaPipeline")),
+        ("_ZN5aiter24bf16gemm_bf16_tn_256x256E.kd", ("aiter::bf16gemm_bf16_tn_256x256", "")),
+        ("_Z16kn_mla_reduce_v1I23MlaRedu", ("kn_mla_reduce_v1", "MlaRedu")),
+        ("_ZN12_GLOBAL__N_16kernelILi4ELb1EEEvPf", ("{unnamed}::kernel", "")),
+        ("_ZL12my_kernel_f3Pf", ("my_kernel_f3", "")),
+        ("_Z", ("_Z", "")),
+        ("void k<int>(float*) [clone .kd]", ("k", "int")),
+    ],
+)  # fmt: skip
+def test_a_mangled_name_is_read_even_where_it_was_cut(name: str, parts: tuple[str, str]) -> None:
+    assert split_name(name) == parts
+
+
+@given(st.from_regex(r"\A_Z[NLKSt]{0,3}[0-9a-zA-Z_]{0,40}\Z"))
+def test_any_mangled_looking_text_is_split_without_error(text: str) -> None:
+    entry, _ = split_name(text)
+    assert entry
 
 
 def test_copies_memsets_and_graphs_are_what_they_are_whatever_their_name(rules: Rules) -> None:
