@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from importlib import resources
+from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
@@ -28,7 +30,7 @@ from pydantic import (
     model_validator,
 )
 
-from harness.errors import HarnessError
+from harness.errors import HarnessError, one_line
 
 Unit = Literal["ns", "us", "ms", "s", "tok/s"]
 UNIT_MS: dict[str, float] = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3}
@@ -38,7 +40,7 @@ UNIT_MS: dict[str, float] = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3}
 class Strict(BaseModel):
     """Base of every file's model: no unknown keys, no change after loading."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, coerce_numbers_to_str=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, coerce_numbers_to_str=True, allow_inf_nan=False)
 
 
 class JsonMetric(Strict):
@@ -293,12 +295,15 @@ _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in rules if tag != "tag:yaml.org,2002:bool"]
     for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
+_MAX_DEPTH, _MAX_NODES = 64, 100_000
+"""More nesting, or more nodes with every alias followed, than any config has: a bomb, or an alias of an alias."""
 _Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(?:true|false)$"), list("tf"))
 
 
-def _load_extended(path: Path, seen: tuple[Path, ...]) -> _Document:
-    if path.resolve() in seen:
-        chain = " → ".join(p.name for p in (*seen, path))
+def _load_extended(path: Path, seen: tuple[str, ...]) -> _Document:
+    real = os.path.realpath(path)
+    if real in seen:
+        chain = " → ".join(Path(p).name for p in (*seen, real))
         raise HarnessError(f"{path}: `extends` goes in a circle ({chain}); remove one of them.")
     document = _read(path)
     base = document.values.pop("extends", None)
@@ -306,7 +311,7 @@ def _load_extended(path: Path, seen: tuple[Path, ...]) -> _Document:
         return document
     if not isinstance(base, str):
         raise HarnessError(f"{document.place(('extends',))}: `extends` must be the path of one YAML file.")
-    below = _load_extended(path.parent / base, (*seen, path.resolve()))
+    below = _load_extended(path.parent / base, (*seen, real))
     below.values.pop("name", None)
     merged = _merge(below.values, document.values)
     return _Document(merged, path, below.where | document.where)
@@ -325,46 +330,90 @@ def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 
 def _read(path: Path) -> _Document:
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise HarnessError(f"{path} does not exist; give the path of a YAML config.") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise HarnessError(f"{path} cannot be read ({error}); give a UTF-8 YAML file.") from None
-    loader = _Loader(text)
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        raise HarnessError(f"{path} cannot be read ({one_line(error)}); give a UTF-8 YAML file.") from None
     document = _Document({}, path)
+    loader = None
     try:
+        loader = _Loader(text)
         node = loader.get_single_node()
         if node is None:
             return document
         if not isinstance(node, yaml.MappingNode):
             raise HarnessError(f"{path}:1: a config is a mapping of keys to values, not a list or a single value.")
-        _positions(node, (), document)
+        _Positions(document).visit(node, ())
         document.values = loader.construct_document(node)
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f":{mark.line + 1}" if mark else ""
+        raise HarnessError(yaml_sentence(error, str(path))) from None
+    except RecursionError:
         raise HarnessError(
-            f"{path}{line}: this is not YAML ({getattr(error, 'problem', None) or error}); correct it."
+            f"{path}: its values are nested deeper than {_MAX_DEPTH} levels; no config is, correct it."
+        ) from None
+    except ValueError as error:  # a date that is none, a number of thousands of digits
+        raise HarnessError(
+            f"{path}: a value cannot be read ({one_line(error)}); correct it, or put it in quotes."
         ) from None
     finally:
-        loader.dispose()
+        if loader is not None:
+            loader.dispose()
     return document
 
 
-def _positions(node: yaml.Node, loc: tuple[str, ...], document: _Document) -> None:
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            inner = (*loc, str(key.value))
-            if inner in document.where:
-                raise HarnessError(
-                    f"{document.file}:{key.start_mark.line + 1}: key {'.'.join(inner)!r} is given twice; keep one."
-                )
-            document.where[inner] = (document.file, key.start_mark.line + 1)
-            _positions(value, inner, document)
-    elif isinstance(node, yaml.SequenceNode):
-        for i, value in enumerate(node.value):
-            document.where[(*loc, str(i))] = (document.file, value.start_mark.line + 1)
-            _positions(value, (*loc, str(i)), document)
+def yaml_sentence(error: yaml.YAMLError, file: str) -> str:
+    """The library's error as one sentence, with the line where it knows it."""
+    mark = getattr(error, "problem_mark", None)
+    line = f":{mark.line + 1}" if mark else ""
+    if isinstance(error, yaml.reader.ReaderError):
+        what = f"the character U+{ord(error.character) if isinstance(error.character, str) else error.character:04X} is not allowed"
+        return f"{file}: this is not YAML ({what}); remove it."
+    return f"{file}{line}: this is not YAML ({one_line(getattr(error, 'problem', None) or error)}); correct it."
+
+
+class _Positions:
+    """Notes the line of every key, and refuses what no config needs: keys twice, loops, bombs, control characters."""
+
+    def __init__(self, document: _Document) -> None:
+        self.document, self.open, self.nodes = document, [], 0  # type: _Document, list[int], int
+
+    def visit(self, node: yaml.Node, loc: tuple[str, ...]) -> None:
+        """One node at a place, and all below it."""
+        line = f"{self.document.file}:{node.start_mark.line + 1}"
+        self.nodes += 1
+        if id(node) in self.open:
+            raise HarnessError(f"{line}: an alias (*name) stands inside the value that it names; write the value out.")
+        if len(self.open) >= _MAX_DEPTH or self.nodes > _MAX_NODES:
+            limit = (
+                f"nested deeper than {_MAX_DEPTH} levels"
+                if self.nodes <= _MAX_NODES
+                else f"more than {_MAX_NODES} values"
+            )
+            raise HarnessError(f"{line}: the values are {limit}; no config is, write it without aliases of aliases.")
+        self.open.append(id(node))
+        if isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                self.visit(key, loc)
+                inner = (*loc, str(key.value))
+                if inner in self.document.where and self.document.where[inner][1] != key.start_mark.line + 1:
+                    raise HarnessError(
+                        f"{self.document.file}:{key.start_mark.line + 1}: key {'.'.join(inner)!r} is given twice; keep one."
+                    )
+                self.document.where[inner] = (self.document.file, key.start_mark.line + 1)
+                self.visit(value, inner)
+        elif isinstance(node, yaml.SequenceNode):
+            for i, value in enumerate(node.value):
+                self.document.where[(*loc, str(i))] = (self.document.file, value.start_mark.line + 1)
+                self.visit(value, (*loc, str(i)))
+        elif bad := _UNPRINTABLE.search(node.value):
+            raise HarnessError(f"{line}: a text holds the character U+{ord(bad[0]):04X}, which no name or path can have; remove it.")  # fmt: skip
+        elif node.tag.endswith(":float") and not isfinite(float(node.value.replace("_", "").replace(".inf", "inf").replace(".nan", "nan"))):  # fmt: skip
+            raise HarnessError(f"{line}: {node.value!r} is no finite number; give one.")
+        self.open.pop()
+
+
+_UNPRINTABLE = re.compile(r"[\0-\x08\x0b-\x1f\x7f\ud800-\udfff]")
 
 
 # --- pydantic's errors as one sentence ---------------------------------------------------------------------------------

@@ -30,3 +30,9 @@ def last_words(*streams: str, lines: int = 3) -> str:
     """The last lines that a failed program printed, on one: "A / B / C", or "no output"."""
     said = [line.strip() for text in streams for line in text.splitlines() if line.strip()]
     return " / ".join(said[-lines:]) or "no output"
+
+
+def one_line(error: object, limit: int = 300) -> str:
+    """A library's message on one line and of bounded length: Arrow's and YAML's have several, SQLite's may quote a query."""
+    text = " ".join(str(error).split()).rstrip(".")
+    return text if len(text) <= limit else text[: limit - 1] + "…"

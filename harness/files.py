@@ -8,11 +8,12 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import isfinite
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
-from harness.errors import HarnessError
+from harness.errors import HarnessError, one_line
 
 
 @contextmanager
@@ -77,6 +78,36 @@ def check_writable(path: Path | str | None, *, whole: bool = False) -> None:
 
 def _is_stream(path: Path) -> bool:
     return path.exists() and not path.is_file() and not path.is_dir()
+
+
+def read_json(path: Path, advice: str) -> Any:
+    """The value of a JSON file that holds what JSON can: no NaN, no infinity, no number beyond a double's range.
+
+    Raises HarnessError, one sentence that ends with `advice`.
+    """
+    try:
+        return strict_json(path.read_bytes())
+    except FileNotFoundError:
+        raise HarnessError(f"{path} does not exist; {advice}.") from None
+    except RecursionError:
+        raise HarnessError(f"{path} is not readable JSON (nested too deeply); {advice}.") from None
+    except (OSError, ValueError) as error:
+        raise HarnessError(f"{path} is not readable JSON ({one_line(error)}); {advice}.") from None
+
+
+def strict_json(text: str | bytes) -> Any:
+    """`json.loads` without what is no JSON. Raises ValueError and RecursionError."""
+    return json.loads(text, parse_constant=_no_number, parse_float=_finite)
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no JSON number")
+
+
+def _finite(text: str) -> float:
+    if not isfinite(value := float(text)):
+        raise ValueError(f"{text} is beyond the range of a double")
+    return value
 
 
 def append_line(path: Path, record: dict[str, Any]) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from harness.errors import HarnessError
+from engine.plan import ROLES
+from harness.errors import HarnessError, one_line
 from harness.files import write_atomic
 
 KINDS = ("kernel", "memcpy", "memset", "graph", "host")
@@ -42,6 +43,9 @@ COLUMNS = {
     "bytes": "Int64",  # read and written by this launch, by the ledger (copies: bytes copied); <NA> unknown
 }
 """Column → pandas dtype. A source fills what it knows; `from_columns` fills the rest."""
+
+TEXTS = tuple(name for name, dtype in COLUMNS.items() if dtype in ("string", "category"))
+"""Columns that every row has a text in, if an empty one."""
 
 _EMPTY = {"string": "", "category": "kernel", "Int64": pd.NA, "Int32": pd.NA, "int64": 0, "int32": 0}
 
@@ -123,11 +127,29 @@ def save(table: pd.DataFrame, path: Path) -> None:
 
 
 def load(path: Path) -> pd.DataFrame:
-    """A launch table from Parquet. Raises HarnessError for a file that is none."""
+    """A launch table from Parquet. Raises HarnessError for a file that is none, or whose texts or classes are none."""
+    from pyarrow import parquet
+
     try:
-        table = pd.read_parquet(path)
+        stored = parquet.read_table(path)
+        for name in TEXTS:
+            if name in stored.column_names:
+                stored[name].validate(full=True)  # UTF-8, which a conversion would take on trust
+        table = stored.to_pandas()
     except FileNotFoundError:
         raise HarnessError(f"{path} does not exist; give a launch table saved by `harness decompose --save`.") from None
     except Exception as error:
-        raise HarnessError(f"{path} is not a readable Parquet launch table ({error}); re-record it.") from None
-    return check(table)
+        raise HarnessError(
+            f"{path} is not a readable Parquet launch table ({one_line(error)}); re-record it."
+        ) from None
+    table = check(table)
+    for name in TEXTS:
+        if (gone := table[name].isna()).any():
+            raise HarnessError(
+                f"{path}: row {int(gone.to_numpy().argmax())} has no {name!r}; the launch table is damaged, re-record it."
+            )
+    if unknown := sorted(set(table["class"].unique()) - set(FAMILIES) - set(ROLES) - {""}):
+        raise HarnessError(
+            f"{path}: {unknown[0]!r} is no class of this program ({len(unknown)} such); re-record the trace, or decompose it again."
+        )
+    return table

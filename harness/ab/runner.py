@@ -26,6 +26,7 @@ from harness.config import ArmConfig
 from harness.errors import HarnessError
 from harness.gates.parity import rel_l2
 from harness.gates.suite import NO_OP, Opened, run_gates
+from harness.privacy import without_secrets
 from harness.rounds.record import Anchor, ArmDiff, Evidence, Gate, RoundRecord, Sample, Window
 from harness.rounds.store import append_sample, attach, file_sha256, load_rounds, read_samples, save_record
 from harness.rounds.tables import AFTER, BEFORE
@@ -118,7 +119,7 @@ class Round:
         except Ends as end:
             self._finish(conclude(self.samples, self.record), end)
         except WorkerFailure as failure:
-            self.record.stderr_tail = failure.tail
+            self.record.stderr_tail = [without_secrets(line) for line in failure.tail]
             self._finish(
                 conclude(self.samples, self.record),
                 Ends("INVALID", "invalid-window", str(failure), "see the worker's last lines in the record; then retry with --resume"),

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from engine.cache import cache_dir
 from engine.open import choose, gpu_available
 from harness.ab import calibration
@@ -21,6 +23,7 @@ from harness.ab.simulate import Rule, smallest_decidable_gain
 from harness.attribution.provenance import commit
 from harness.config import ArmConfig, diff_arms, load_arm, load_protocol
 from harness.errors import HarnessError
+from harness.privacy import inherited, salt_of_this_machine, shown_change, shown_config
 from harness.rounds.record import Arm, Frozen, RoundRecord
 from harness.rounds.store import new_round_dir, save_record
 from harness.window.rules import QuietWindow
@@ -57,23 +60,11 @@ def basket(base: ArmConfig, a: ArmConfig, b: ArmConfig) -> dict[str, ArmConfig]:
 
     Raises HarnessError where the two levers set one key to different values.
     """
-    first, second = diff_arms(base, a), diff_arms(base, b)
-    for name, changes, arm in (("first", first, a), ("second", second, b)):
-        if not changes:
+    for name, arm in (("first", a), ("second", b)):
+        if not diff_arms(base, arm):
             raise HarnessError(f"the {name} lever ({arm.name}) runs the same as the base; a basket needs two levers.")
-    for key in first.keys() & second.keys():
-        if first[key] != second[key]:
-            raise HarnessError(
-                f"both levers set {key!r}, to {first[key][1]!r} and {second[key][1]!r}; they cannot be combined."
-            )
     both = base.model_dump(mode="json", by_alias=True)
-    for key, (_, value) in (first | second).items():
-        *parents, last = key.split(".")
-        node = both
-        for part in parents:
-            node[part] = node.get(part) or {}
-            node = node[part]
-        node[last] = value
+    both |= _combined(base.what_runs(), a.what_runs(), b.what_runs())
     predicted = [arm.predicted_gain for arm in (a, b)]
     both |= {
         "name": f"{a.name}+{b.name}",
@@ -84,7 +75,40 @@ def basket(base: ArmConfig, a: ArmConfig, b: ArmConfig) -> dict[str, ArmConfig]:
         "identity": max((a.identity, b.identity), key=("bitwise", "greedy", "tolerance").index),
         "predicted_gain": (1 + predicted[0]) * (1 + predicted[1]) - 1 if None not in predicted else None,  # type: ignore[operator]
     }
-    return {"A": base, "B": ArmConfig.model_validate(both | {"source": base.source}), "C": a, "D": b}
+    try:
+        return {"A": base, "B": ArmConfig.model_validate(both | {"source": base.source}), "C": a, "D": b}
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "config"
+        raise HarnessError(
+            f"the levers {a.name} and {b.name} cannot run together ({where}: {first['msg'].removeprefix('Value error, ')}); change one of them."
+        ) from None
+
+
+_ABSENT = object()
+
+
+def _combined(base: dict[str, Any], a: dict[str, Any], b: dict[str, Any], path: str = "") -> dict[str, Any]:
+    """Both changes to one mapping; a key that a lever leaves out of the base's is left out. Raises HarnessError as `basket`."""
+    both: dict[str, Any] = {}
+    for key in dict.fromkeys([*base, *a, *b]):
+        where = f"{path}.{key}" if path else str(key)
+        was, first, second = (arm.get(key, _ABSENT) for arm in (base, a, b))
+        if isinstance(first, dict) and isinstance(second, dict):
+            value: Any = _combined(was if isinstance(was, dict) else {}, first, second, where)
+        elif first == second or second == was:
+            value = first
+        elif first == was:
+            value = second
+        else:
+            shown = [
+                "nothing" if v is _ABSENT else repr(shown_change(where, v, salt_of_this_machine()))
+                for v in (first, second)
+            ]
+            raise HarnessError(f"both levers set {where!r}, to {shown[0]} and {shown[1]}; they cannot be combined.")
+        if value is not _ABSENT:
+            both[key] = value
+    return both
 
 
 def device_of(arms: dict[str, ArmConfig]) -> int | None:
@@ -167,6 +191,7 @@ def new_round(request: Request, protocol: LandingProtocol, machine: dict[str, An
         protocol=request.protocol, prediction=lever.predicted_gain,
         config_sha256={letter: arm.hash() for letter, arm in request.arms.items()}, frozen_at=now_utc(),
     )  # fmt: skip
+    salt = salt_of_this_machine()
     title = request.title or (f"A/A of {base.name}" if request.aa else f"{lever.name} against {base.name}")
     number, path = new_round_dir(title, request.root)
     record = RoundRecord.model_validate(
@@ -175,14 +200,16 @@ def new_round(request: Request, protocol: LandingProtocol, machine: dict[str, An
             "schema": "round/1", "round": number, "slug": path.name.split("-", 1)[1], "title": title, "aa": request.aa,
             "started": now_utc(), "tokens": base.tokens, "frozen_hash": frozen.frozen_sha256(),
             "arms": {
-                letter: Arm(name=arm.name, path=request.paths.get(letter, ""), config=arm.model_dump(mode="json", by_alias=True),
+                letter: Arm(name=arm.name, path=request.paths.get(letter, ""),
+                            config=shown_config(arm.model_dump(mode="json", by_alias=True), salt),
                             config_sha256=arm.hash()).model_dump()
                 for letter, arm in request.arms.items()
             },
-            "diff": [d.model_dump() for d in arm_diff(changes)],
+            "diff": [d.model_dump() for d in arm_diff({k: tuple(shown_change(k, v, salt) for v in pair) for k, pair in changes.items()})],
             "hypothesis": lever.hypothesis, "mechanism_claim": lever.mechanism,
             "retry_conditions": [lever.retry_condition] if lever.retry_condition else [],
             "provenance": {**machine, "commit": commit()},
+            "environment": inherited(os.environ, salt),
             "warnings": [*request.warnings, *plan_warnings(frozen, calibrated=found is not None or request.s0 is not None)],
         }
     )  # fmt: skip
@@ -234,11 +261,16 @@ def resumed(path: Path, record: RoundRecord, request: Request | None) -> dict[st
     for letter, arm in record.arms.items():
         source = Path(arm.path) if arm.path else None
         arms[letter] = ArmConfig.model_validate(arm.config | {"source": source})
-        if (
-            request is None and source and source.is_file() and not (letter == "B" and "C" in record.arms)
-        ):  # B: made of C and D
+        if request is None and source and source.is_file():
             own = arms[letter]  # tokens and model may have come from the command line
             arms[letter] = load_arm(source).model_copy(update={"tokens": own.tokens, "model": own.model})
+        elif request is None and "hidden:" in str(arm.config["engine"]):
+            raise HarnessError(
+                f"arm {letter} ({arm.name}) holds a credential that round {record.number} does not show, and {arm.path or 'its file'} is not "
+                "there; give the config files again."
+            )
+    if request is None and "C" in arms:
+        arms["B"] = basket(arms["A"], arms["C"], arms["D"])["B"]  # the file given for it is the base's
     if request is not None:
         arms |= request.arms
     for letter, config in arms.items():

@@ -20,7 +20,8 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from harness.errors import HarnessError
+from harness.config import yaml_sentence
+from harness.errors import HarnessError, one_line
 from harness.launches import FAMILIES
 
 RULE_FILES = ("llama_cpp", "rocm", "vllm", "sglang", "quantised", "tensorrt_llm", "cuda_libraries", "pytorch")
@@ -233,9 +234,9 @@ def parse_rules(text: str, file: str) -> list[Rule]:
     try:
         document = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" at line {mark.line + 1}" if mark else ""
-        raise HarnessError(f"{file} is not YAML{where} ({getattr(error, 'problem', error)}); correct it.") from None
+        raise HarnessError(yaml_sentence(error, file)) from None
+    except (RecursionError, ValueError) as error:
+        raise HarnessError(f"{file} cannot be read as YAML ({one_line(error)}); correct it.") from None
     rows = document.get("rules") if isinstance(document, dict) else document
     if not isinstance(rows, list):
         raise HarnessError(f"{file} has no list `rules`; write `rules:` and one `- pattern: …, class: …` a rule.")

@@ -6,13 +6,13 @@ untraced median, `gap_ms` the traced wall minus busy, and Σ `sum_ms` = busy + o
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from harness.errors import HarnessError
+from harness.files import read_json
 
 SCHEMA = "decomposition/1"
 
@@ -143,16 +143,7 @@ class Decomposition(_Model):
 def load_decomposition(path: Path | str) -> Decomposition:
     """A decomposition from its JSON. Raises HarnessError: one sentence naming the file and the first bad field."""
     path = Path(path)
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise HarnessError(
-            f"{path} does not exist; write one with `harness decompose --tokens N --json {path}`."
-        ) from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise HarnessError(
-            f"{path} is not readable JSON ({error}); write it again with `harness decompose --json`."
-        ) from None
+    data = read_json(path, f"write it with `harness decompose --tokens N --json {path}`")
     found = data.get("schema") if isinstance(data, dict) else None
     if found != SCHEMA:
         raise HarnessError(

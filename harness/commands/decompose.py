@@ -187,14 +187,17 @@ def _write(result: Decomposition, launches: pd.DataFrame, json_path: str | None,
     """Every file that was asked for, also when a check failed: each appears whole or not at all."""
     from harness import launches as table
     from harness.files import emit_json, write_atomic
+    from harness.privacy import clean_json
     from harness.report.decomposition import to_markdown
     from harness.report.figures import decomposition_figure
 
     if save:
-        emit_json(result.to_dict(), str(save / "decomposition.json"))
+        # What is saved is passed on: notes quote NVTX ranges, and provenance what a trace says of its machine.
+        passed_on = type(result).model_validate(clean_json(result.to_dict()))
+        emit_json(passed_on.to_dict(), str(save / "decomposition.json"))
         table.save(launches, save / "launches.parquet")
-        decomposition_figure(result, save / "decomposition.png")
-        write_atomic(save / "README.md", to_markdown(result, "decomposition.png"))
+        decomposition_figure(passed_on, save / "decomposition.png")
+        write_atomic(save / "README.md", to_markdown(passed_on, "decomposition.png"))
     if plot:
         decomposition_figure(result, plot)
     if markdown:

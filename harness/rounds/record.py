@@ -264,6 +264,7 @@ class RoundRecord(Frozen):
     model: str = ""
     device: str = ""
     provenance: dict[str, Any] = Field(default_factory=dict)  # gpu, driver, commit, dirty, model_sha256, versions
+    environment: dict[str, str] = Field(default_factory=dict)  # names of inherited variables → salted hash of the value
 
     background: str = ""  # editable: in the README, between its comments
     lessons: str = ""  # editable

@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from harness.errors import HarnessError
-from harness.files import append_line, to_json, write_atomic
+from harness.files import append_line, read_json, to_json, write_atomic
 from harness.rounds.record import RoundRecord, Sample
 
 ROUND_DIR = re.compile(r"(\d{4,})-[a-z0-9][a-z0-9._-]*")
@@ -89,10 +89,9 @@ def find_round(number: int | str, root: Path | None = None) -> Path:
 def load_record(path: Path) -> RoundRecord:
     """The record of a round's directory. Raises HarnessError naming the file and the first key that is wrong."""
     file = path / RECORD
+    data = read_json(file, "give a round's directory, or restore that file")
     try:
-        return RoundRecord.model_validate_json(file.read_bytes())
-    except FileNotFoundError:
-        raise HarnessError(f"{file} does not exist; give a round's directory.") from None
+        return RoundRecord.model_validate(data, strict=False)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the file"

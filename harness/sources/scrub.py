@@ -2,7 +2,8 @@
 
 An export holds the recording process's whole environment, its output, user and host names and the names of every process
 of the machine, in a dozen tables that differ between versions. So nothing is deleted: a new file is filled with the
-tables and the strings that attribution needs, and user and host names are replaced where they stand in those.
+tables and the strings that attribution needs. In those (NVTX ranges and their JSON, the profiler's messages) user and host
+names and all that `harness.privacy` knows are replaced; a kernel's name stays as it is.
 """
 
 from __future__ import annotations
@@ -10,18 +11,20 @@ from __future__ import annotations
 import re
 import sqlite3
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from pathlib import Path
 
 from harness.errors import HarnessError
 from harness.files import replacing
+from harness.privacy import GONE, clean
 from harness.sources.nsys import GRAPH, KERNEL, MEMCPY, MEMSET, OVERHEAD, PROFILER, RUNTIME, Export
 
 KEPT = (
     KERNEL, MEMCPY, MEMSET, GRAPH, RUNTIME, OVERHEAD, PROFILER, "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION",
     "CUPTI_ACTIVITY_KIND_CUDA_EVENT", "CUDA_GRAPH_NODE_EVENTS", "CUDA_GRAPH_EVENTS", "NVTX_EVENTS", "TARGET_INFO_GPU",
-    "TARGET_INFO_CUDA_DEVICE", "ANALYSIS_DETAILS",
+    "TARGET_INFO_CUDA_DEVICE", "ANALYSIS_DETAILS", "DIAGNOSTIC_EVENT",
 )  # fmt: skip
-"""Tables that are copied whole, beside the ENUM_* tables."""
+"""Tables that are copied whole, in any version of their layout (_V2, _V3), beside the ENUM_* tables."""
 
 META = re.compile(r"EXPORT_(PRODUCT|SCHEMA|PLATFORM|ARCH)")
 """Names of META_DATA_EXPORT rows that are kept."""
@@ -35,8 +38,7 @@ _HOLDERS = re.compile(
     r"(USER_NAME|WORKING_DIR|DISPLAY_NAME|EXPORT_USER|EXPORT_HOST|^Hostname$|^DeviceName$)", re.IGNORECASE
 )
 _VARIABLES = re.compile(r"^(USER|LOGNAME|USERNAME|HOSTNAME|HOST|SLURMD_NODENAME|SLURM_JOB_USER)=(.+)$")
-_HOME = re.compile(r"(/home/|/Users/|/root\b/?|/u/|/scratch/)[^/\s\"']*")
-_ASSIGNMENT = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
+_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*=.*", re.DOTALL)  # a text that is one variable of an environment
 _COMMON = {
     "root",
     "scrubbed",
@@ -51,7 +53,6 @@ _COMMON = {
     "host",
     "local (cli)",
 }
-GONE = "scrubbed"
 
 
 @dataclass(frozen=True)
@@ -82,13 +83,14 @@ def _copy(export: Export, part: Path) -> Scrubbed:
     db = sqlite3.connect(part.resolve().as_uri(), uri=True)
     try:
         db.execute("PRAGMA journal_mode = OFF")
-        db.create_function("scrubbed", 1, lambda raw: _clean(raw, secrets), deterministic=True)
+        cleaned = lru_cache(maxsize=1 << 16)(partial(_clean, secrets=secrets))
+        db.create_function("scrubbed", 1, cleaned, deterministic=True)
         db.execute("ATTACH DATABASE ? AS source", (f"{export.database.resolve().as_uri()}?mode=ro",))
         db.execute("BEGIN")
         enums = [
             r[0] for r in db.execute("SELECT name FROM source.sqlite_master WHERE type = 'table' AND name LIKE 'ENUM%'")
         ]
-        kept = [t for t in KEPT if t in export.columns]
+        kept = [t for t in export.columns if re.sub(r"_V\d+$", "", t) in KEPT]
         for table in [*kept, *enums]:
             _copy_table(db, table)
         for table in ("META_DATA_EXPORT", "EXPORT_META_DATA"):
@@ -150,9 +152,9 @@ def _expression(column: str) -> str:
 
 def _clean(raw: bytes, secrets: list[re.Pattern[str]]) -> str:
     text = raw.decode("utf-8", "replace")
-    if _ASSIGNMENT.fullmatch(text):
+    if _VARIABLE.fullmatch(text):
         return GONE
-    text = _HOME.sub(r"\g<1>" + GONE, text)
+    text = clean(text)
     for secret in secrets:
         text = secret.sub(GONE, text)
     return text

@@ -322,7 +322,7 @@ def test_ggml_types_are_named_as_llama_cpp_prints_them() -> None:
         ('rules:\n  - {pattern: "(?P<size>x)", class: gemm}\n', "unknown group 'size'"),
         ("rules: {a: b}\n", "no list `rules`"),
         ("- just text\n", "rule 1 is no mapping"),
-        ("rules: [\n", "not YAML at line"),
+        ("rules: [\n", r":1: this is not YAML|:2: this is not YAML"),
         ("", "no list `rules`"),
         ("rulez: []\nrules: []\n", "unknown key 'rulez'"),
     ],
