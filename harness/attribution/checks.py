@@ -167,7 +167,11 @@ def possibility(
     if len(outliers) > 3:
         found.append(f"{len(outliers) - 3} more such launches")
     if not found:
-        against = "no class beats its ceiling" if ceilings else "no ceilings to compare with"
+        against = (
+            f"no class beats its ceiling by more than {CEILING_SLACK:.0%}"
+            if ceilings
+            else "no ceilings to compare with"
+        )
         found = [f"{against}; no launch is longer than {OUTLIER_TIMES} × its kind's median"]
     return Check(
         name="possibility", ok=ok, value=worst if ceilings else None, limit=1 + CEILING_SLACK if ceilings else None,

@@ -94,6 +94,22 @@ def percent(value: float | None) -> str:
     return f"{value:.0%}" if value >= 0.01 else f"{value:.1%}"
 
 
+def above_roof(result: Decomposition) -> str:
+    """What an SOL above 100 % means, for wherever a table with one is shown; "" where no row prints one."""
+    over = [r for r in result.classes if r.sol is not None and round(100 * r.sol) > 100]
+    check = next((c for c in result.checks if c.name == "possibility"), None)
+    if not over or check is None or check.limit is None:
+        return ""
+    names = ", ".join(dict.fromkeys(f"{r.cls} {percent(r.sol)}" for r in over))
+    cached = (
+        "; bytes may also come from cache, whose ceiling is higher" if any(r.bound == "memory" for r in over) else ""
+    )
+    return (
+        f"SOL above 100 % ({names}): ceilings are measured too, and the possibility check tolerates {check.limit - 1:.0%} above "
+        f"one{cached}."
+    )
+
+
 def bar(share: float) -> str:
     """A horizontal bar of a share, in eighths of a cell."""
     eighths = round(min(share, 1.0) * BAR_CELLS * 8)
@@ -231,7 +247,7 @@ def _below(result: Decomposition) -> Table:
         mark = Text("ok", style="green") if check.ok else Text("FAILED", style="bold red")
         grid.add_row(mark, Text(check.name), Text(check.detail, style="dim" if check.ok else "red"))
     grid.add_row("on", "", Text(provenance_line(result), style="dim"))
-    for note in result.notes:
+    for note in filter(None, [above_roof(result), *result.notes]):
         grid.add_row(Text("note", style="yellow"), "", Text(note))
     return grid
 
@@ -273,7 +289,7 @@ def to_markdown(result: Decomposition, figure_path: str | None = None) -> str:
     columns = columns_of(result)
     return templates().get_template("decomposition.md.j2").render(
         d=result, heading=heading(result), headline=headline(result), totals=totals(result), columns=columns,
-        provenance=provenance_line(result), figure=figure_path, protocol=_protocol(result), bar=bar,
+        provenance=provenance_line(result), figure=figure_path, protocol=_protocol(result), bar=bar, above_roof=above_roof(result),
     )  # fmt: skip
 
 

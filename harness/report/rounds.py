@@ -14,7 +14,7 @@ from harness.attribution.decomposition import Decomposition, load_decomposition
 from harness.attribution.diff import WORTH, Diff, Row, diff, side_of_decomposition
 from harness.files import write_atomic
 from harness.report import round_figures as draw
-from harness.report.decomposition import columns_of
+from harness.report.decomposition import above_roof, columns_of
 from harness.report.figures import decomposition_figure
 from harness.report.index import render_index
 from harness.report.markdown import markdown_table, templates, tidy
@@ -396,6 +396,7 @@ def class_table(table: Decomposition) -> str:
         text += f" {table.vs_reference:.2f}× the reference."
     if table.structure:
         text += f" Graph: {table.structure}."
+    text += f" {above_roof(table)}" if above_roof(table) else ""
     failed = [c for c in table.checks if not c.ok]
     passed = ", ".join(c.name for c in table.checks if c.ok)
     text += f"\n\nChecks passed: {passed or 'none'}."
