@@ -3,26 +3,29 @@ goes wrong without the coin, with evidence reset on a retry, with one process pe
 with medians compared by eye.
 
     python benchmarks/operating_characteristics.py [--trials 6000]
+    python benchmarks/operating_characteristics.py --redraw
 
-writes operating_characteristics.json and .png beside itself.
+writes operating_characteristics.json and .png beside itself; --redraw draws the .png again from the .json.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
+from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.lines import Line2D
 
 from harness.ab.simulate import LANDED, Noise, Rule, cell, decide, differences, landed_with_retries
 from harness.files import to_json, write_atomic
+from harness.report.style import MARK, MUTED, Page, look
 
 SDS = (0.002, 0.005, 0.01, 0.02)
 GAINS = (0.0, 0.014, 0.015, 0.02, 0.025, 0.035)
+RESULT = Path(__file__).parent / "operating_characteristics.json"
+FIGURE = RESULT.with_suffix(".png")
 CURVE = tuple(np.round(np.arange(0.0, 0.0401, 0.0025), 4))
 
 
@@ -48,11 +51,48 @@ def skewed_arm(noise: Noise, tail: float, *, trials: int, seed: int) -> float:
     return float((decide(d - (rng.exponential(tail, d.shape) - tail), Rule())[0] == LANDED).mean())
 
 
+MARKS = (("#27459F", "o"), ("#45B0EA", "s"), ("#E08A0B", "^"), ("#8C1446", "D"))
+
+
+def draw(result: dict[str, Any], path: Path) -> None:
+    """The share LANDED against the true gain, a curve for each noise, from the JSON's mapping."""
+    rule = result["rule"]
+    with look():
+        page = Page(
+            "How often the landing rule lands a lever", [4.0],
+            [f"{result['curve_trials']:,} simulated rounds a point; sd: of one run's wall. At the bar and below, at most α = {rule['alpha']:.0%} land."],
+        )  # fmt: skip
+        axes = page.axes(0, left=0.75, right=1.6, top=0.06, bottom=0.5)
+        sds = list(dict.fromkeys(p["sd"] for p in result["curve"]))
+        lines = []
+        for sd, (shade, shape) in zip(sds, MARKS, strict=False):
+            points = [p for p in result["curve"] if p["sd"] == sd]
+            axes.plot([100 * p["gain"] for p in points], [100 * p["landed"] for p in points], color=shade, lw=1.6, marker=shape, ms=4.5,
+                      mec="white", mew=0.6)  # fmt: skip
+            lines.append(Line2D([], [], color=shade, lw=1.6, marker=shape, ms=5, mec="white", label=f"sd {sd:.1%}"))
+        axes.axvline(100 * rule["bar"], color=MARK, lw=1.4, ls=(0, (5, 2.5)))
+        axes.axhline(100 * rule["alpha"], color=MUTED, lw=1.1, ls=(0, (1, 1.5)))
+        lines += [
+            Line2D([], [], color=MARK, lw=1.4, ls=(0, (5, 2.5)), label=f"bar {rule['bar']:.1%}"),
+            Line2D([], [], color=MUTED, lw=1.1, ls=(0, (1, 1.5)), label=f"α {rule['alpha']:.0%}"),
+        ]
+        axes.set(
+            xlabel="true gain of the wall, %", ylabel="rounds that end LANDED, %", ylim=(-2, 102), xlim=(-0.05, 4.05)
+        )
+        page.legend(0, lines, columns=1, x=page.width - 1.35, y=0.15, title="Noise of a run")
+        page.save(path)
+
+
 def main() -> None:
     """Simulates, prints, writes."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trials", type=int, default=6000, help="a cell")
-    trials = parser.parse_args().trials
+    parser.add_argument("--redraw", action="store_true", help="draw the figure again from the JSON; simulate nothing")
+    options = parser.parse_args()
+    if options.redraw:
+        draw(json.loads(RESULT.read_text(encoding="utf-8")), FIGURE)
+        return
+    trials = options.trials
     rule = Rule()
 
     table = []
@@ -88,24 +128,23 @@ def main() -> None:
     for name, share in failures.items():
         print(name, share)
 
-    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
-    for i, sd in enumerate(SDS):
-        landed = [cell(Noise(sd), g, trials=min(trials, 2000), seed=900 + 40 * i + j)[0] for j, g in enumerate(CURVE)]
-        axes.plot([100 * g for g in CURVE], [100 * p for p in landed], marker="o", ms=3, label=f"sd of a run {sd:.1%}")
-    axes.axvline(100 * rule.bar, color="black", lw=1, ls="--", label=f"bar {rule.bar:.1%}")
-    axes.axhline(100 * rule.alpha, color="grey", lw=1, ls=":", label=f"alpha {rule.alpha:.0%}")
-    axes.set(xlabel="true gain of the wall, %", ylabel="LANDED, %", title="How often the landing rule lands a lever")
-    axes.legend()
-    here = Path(__file__).parent
-    figure.savefig(here / "operating_characteristics.png", dpi=110)
+    curve_trials = min(trials, 2000)
+    curve = [
+        {"sd": sd, "gain": float(g), "landed": cell(Noise(sd), g, trials=curve_trials, seed=900 + 40 * i + j)[0]}
+        for i, sd in enumerate(SDS)
+        for j, g in enumerate(CURVE)
+    ]
     result = {
         "schema": "operating-characteristics/1",
         "trials": trials,
         "rule": vars(rule),
         "table": table,
         "failures": failures,
+        "curve_trials": curve_trials,
+        "curve": curve,
     }
-    write_atomic(here / "operating_characteristics.json", to_json(result))
+    write_atomic(RESULT, to_json(result))
+    draw(result, FIGURE)
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ def command(json_path: str | None, markdown: Path | None, plot: Path | None, sav
     from harness.files import check_writable
 
     if plot:
-        from harness.report.figures import figure_format
+        from harness.report.style import figure_format
 
         figure_format(plot)
     for path in (json_path, markdown, plot, save and save / "decomposition.json"):

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="With traces: how many kernels to list by name.",
 )
-@click.option("--plot", type=FILE, help="Write the bridge from before to after as PNG.")
+@click.option("--plot", type=FILE, help="Write what each class gained or cost (PNG, SVG or PDF).")
 @json_option('"diff/1" JSON')
 def command(
     before: Path, after: Path, device: int | None, rules: tuple[Path, ...], across_windows: bool, kernels: int, plot: Path | None,
@@ -47,9 +47,9 @@ def command(
 
     found = diff(_side(before, device, rules), _side(after, device, rules), across_windows=across_windows)
     if plot:
-        from harness.report.round_figures import plot_bridge
+        from harness.report.diff_figure import diff_figure
 
-        plot_bridge(plot, found)
+        diff_figure(plot, found)
     if json_path:
         emit_json(found.to_json(), json_path)
     if json_path != "-":

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     help="One bar instead of the landing protocols' two, as a fraction.",
 )
 @click.option("--stale-ok", is_flag=True, help="Use a table that has expired.")
-@click.option("--plot", type=FILE, help="Write share × ratio as PNG.")
+@click.option("--plot", type=FILE, help="Write share × ratio, with what each class could give back (PNG, SVG or PDF).")
 @json_option('"queue/1" JSON')
 def command(
     decomposition: Path | None,
@@ -79,9 +79,9 @@ def command(
                 }
             )
     if plot:
-        from harness.report.round_figures import plot_queue
+        from harness.report.queue_figure import queue_figure
 
-        plot_queue(plot, queue)
+        queue_figure(plot, queue)
     if json_path:
         emit_json(queue.to_json() | {"decomposition": str(path)}, json_path)
     if json_path != "-":

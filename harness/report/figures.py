@@ -115,9 +115,15 @@ def _stacked(page: Page, result: Decomposition, shades: dict[str, str]) -> None:
     room = WIDTH - 2 * MARGIN
     small = [s for s in segments if s[1] / wall * room < 0.045]
     if len(small) > 1:
-        share = sum(ms for _, ms, _, _ in small) / scale / busy
         segments = [s for s in segments if s not in small]
-        segments.append((f"{len(small)} more", sum(ms for _, ms, _, _ in small), f"{share:.1%}", "#999999"))
+        segments.append(
+            (
+                f"{len(small)} more",
+                sum(ms for _, ms, _, _ in small),
+                f"{sum(ms for _, ms, _, _ in small) / scale / busy:.1%}",
+                "#999999",
+            )
+        )
     if result.gap_ms > 0:
         segments.append(("gap", result.gap_ms, _time(result.gap_ms, result), GAP))
     left = 0.0

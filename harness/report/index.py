@@ -1,4 +1,4 @@
-"""reports/INDEX.md and campaign.png: every round on a line, and the wall over the rounds."""
+"""reports/INDEX.md and campaign.png: every round on a line, and what each gained."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def render_index(reports: Path, *, figures: bool = True) -> list[Path]:
     """Writes INDEX.md and campaign.png; the paths written."""
     paths = round_dirs(reports / "rounds")
     records = [load_record(p) for p in paths]
-    walls, references = campaign(records, {r.round: p for r, p in zip(records, paths, strict=True)})
-    if walls and (figures or not (reports / "campaign.png").is_file()):
-        draw.plot_campaign(reports / "campaign.png", walls=walls, references=references)
+    outcomes = campaign(records, paths)
+    if outcomes and (figures or not (reports / "campaign.png").is_file()):
+        draw.plot_campaign(reports / "campaign.png", outcomes)
     text = templates().get_template("index.md.j2").render(
-        summary=_summary(records), figure=bool(walls), table=_index_table(records, paths), retries=_retries(records, reports),
+        summary=_summary(records), figure=bool(outcomes), table=_index_table(records, paths), retries=_retries(records, reports),
     )  # fmt: skip
     write_atomic(reports / "INDEX.md", tidy(text))
-    return [reports / "INDEX.md", *([reports / "campaign.png"] if walls else [])]
+    return [reports / "INDEX.md", *([reports / "campaign.png"] if outcomes else [])]
 
 
 def wall_after(record: RoundRecord, path: Path) -> float | None:
@@ -42,25 +42,25 @@ def wall_after(record: RoundRecord, path: Path) -> float | None:
     return arm.wall.median_ms if arm is not None and arm.wall is not None else None
 
 
-Series = list[tuple[str, list[tuple[int, float, str | None]]]]
-
-
-def campaign(
-    records: list[RoundRecord], paths: dict[int, Path]
-) -> tuple[Series, list[tuple[str, list[tuple[int, float]]]]]:
-    """Walls by round for each anchor (tokens, regime, device, model), and each reference's multiple by round."""
-    walls: dict[str, list[tuple[int, float, str | None]]] = {}
-    references: dict[str, list[tuple[int, float]]] = {}
-    for r in records:
+def campaign(records: list[RoundRecord], paths: list[Path]) -> list[draw.Outcome]:
+    """What the campaign's figure says of every round that no later one corrects."""
+    outcomes = []
+    for r, path in zip(records, paths, strict=True):
         if r.superseded_by:
             continue
-        wall = wall_after(r, paths[r.round])
-        if wall is not None:
-            anchor = f"{r.tokens or '?'} tokens, {r.regime}" + (f"\n{r.device}" if r.device else "")
-            walls.setdefault(anchor, []).append((r.round, wall, r.verdict))
-        for name, value in r.vs_reference.items():
-            references.setdefault(name, []).append((r.round, value))
-    return list(walls.items()), list(references.items())
+        planted = any(arm.config.get("plant") for arm in r.arms.values())
+        where = [f"{r.tokens} tokens" if r.tokens else "", r.regime, r.device]
+        wall = wall_after(r, path)
+        outcomes.append(
+            draw.Outcome(
+                name=f"{r.number} {r.title or r.slug.replace('-', ' ')}", verdict=r.verdict,
+                gain=r.analysis.best_gain if r.analysis is not None else gain_of(r), interval=r.interval,
+                bar=r.bar if r.kind == "AB" else None, control="A/A" if r.aa else "planted" if planted else "",
+                at_most=r.analysis is not None, promoted=bool(r.promoted), wall="" if wall is None else ms(wall),
+                reference=", ".join(f"{v:.2f}×" for v in r.vs_reference.values()), anchor=" · ".join(filter(None, where)),
+            )
+        )  # fmt: skip
+    return outcomes
 
 
 def _summary(records: list[RoundRecord]) -> str:

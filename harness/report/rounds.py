@@ -14,26 +14,53 @@ from harness.attribution.decomposition import Decomposition, load_decomposition
 from harness.attribution.diff import WORTH, Diff, Row, diff, side_of_decomposition
 from harness.files import write_atomic
 from harness.report import round_figures as draw
-from harness.report.decomposition import above_roof, columns_of
+from harness.report.decomposition import above_roof, columns_of, to_markdown
+from harness.report.diff_figure import diff_figure, rises_above_noise
 from harness.report.figures import decomposition_figure
 from harness.report.index import render_index
 from harness.report.markdown import markdown_table, templates, tidy
-from harness.report.words import gain_of, gigabytes, headline, ms, percent, span
+from harness.report.words import gain_of, gigabytes, headline, memory_change, ms, percent, span
 from harness.rounds.edits import absorb, conditions_text, region
 from harness.rounds.record import RoundRecord, Sample
-from harness.rounds.store import README, find_round, load_record, read_samples, reports_dir, round_dirs, save_record
+from harness.rounds.store import (
+    README,
+    RECORD,
+    find_round,
+    load_record,
+    read_samples,
+    reports_dir,
+    round_dirs,
+    save_record,
+)
 from harness.rounds.tables import AFTER, BEFORE, TABLE
 
 
 def rebuild(reports: Path | None = None, *, figures: bool = True) -> list[Path]:
-    """Renders every round and the index again; without `figures`, only those figures that are missing.
+    """Renders every round, every saved decomposition and the index again; without `figures`, only those figures that are missing.
 
     Returns the files that hold the pages.
     """
     reports = reports or reports_dir()
     paths = round_dirs(reports / "rounds")
     pages = [render_round(path, figures=figures, index=False) for path in paths]
-    return [*pages, *render_index(reports, figures=figures)]
+    tables = [render_table(path.parent, figures=figures) for path in saved_tables(reports)]
+    return [*pages, *tables, *render_index(reports, figures=figures)]
+
+
+def saved_tables(reports: Path) -> list[Path]:
+    """Every decomposition.json under reports/ that `harness decompose --save` wrote with its page and figure."""
+    found = sorted(reports.rglob(TABLE))
+    return [p for p in found if (p.parent / README).is_file() and not (p.parent / RECORD).is_file()]
+
+
+def render_table(folder: Path, *, figures: bool = True) -> Path:
+    """Writes a saved decomposition's README.md and figure from its JSON; without `figures`, only a figure that is missing."""
+    table = load_decomposition(folder / TABLE)
+    picture = folder / "decomposition.png"
+    if figures or not picture.is_file():
+        decomposition_figure(table, picture)
+    write_atomic(folder / README, to_markdown(table, picture.name))
+    return folder / README
 
 
 def render_round(path: Path, *, figures: bool = True, index: bool = True, take_edits: bool = True) -> Path:
@@ -100,6 +127,7 @@ class _Page:
             "figures": {
                 "pairs": bool(timed),
                 "basket": self.r.basket is not None,
+                "bridge": bridge is not None and rises_above_noise(bridge),
                 "decomposition": self.r.kind == "MEAS-ONLY" and table is not None,
             },
             "walls_table": self.walls_table(),
@@ -132,8 +160,8 @@ class _Page:
         if samples and (due("pairs.png") or due("walls.png")):
             decide, confirm, band, starts = pair_points(r, samples)
             draw.plot_pairs(
-                self.path / "pairs.png", decide=decide, confirm=confirm, band=band, bar=r.bar, estimate=r.estimate, confirmed=r.confirmed,
-                title=f"{r.number} {r.title or r.slug}: {r.verdict or 'open'}", windows=starts,
+                self.path / "pairs.png", decide=decide, confirm=confirm, band=band, bar=r.bar, delta=r.delta, min_pairs=r.min_pairs, estimate=r.estimate,
+                confirmed=r.confirmed, title=f"{r.number} {r.title or r.slug}", line=headline(r).removesuffix(f"{memory_change(r)}.") + ".", windows=starts,
             )  # fmt: skip
             lost = {(s.phase, s.window, s.pair) for s in samples if s.dropped}
             kept = [s for s in samples if (s.phase, s.window, s.pair) not in lost]
@@ -146,8 +174,11 @@ class _Page:
                 for a in letters
             ]
             draw.plot_walls(self.path / "walls.png", arms, title=f"Every forward of both arms, {r.regime}")
-        if bridge is not None and due("bridge.png"):
-            draw.plot_bridge(self.path / "bridge.png", bridge)
+        if bridge is None or not rises_above_noise(bridge):
+            (self.path / "bridge.png").unlink(missing_ok=True)
+        elif due("bridge.png"):
+            sides = " → ".join(r.arms[a].name if a in r.arms else f"arm {a}" for a in "AB")
+            diff_figure(self.path / "bridge.png", bridge, title=f"Busy time by class, {sides}")
         table = self.attached(TABLE)
         if table is not None and r.kind == "MEAS-ONLY" and due("decomposition.png"):
             decomposition_figure(table, self.path / "decomposition.png")

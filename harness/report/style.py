@@ -206,6 +206,17 @@ class Page:
                           fontweight="bold" if heavy else "normal")  # fmt: skip
         return axes
 
+    def legend(
+        self, strip: int, handles: Iterable[Any], *, columns: int, x: float = MARGIN, y: float = 0.0, title: str = ""
+    ) -> None:
+        """A legend whose upper left corner is `x` inches from the page's left and `y` below the strip's top."""
+        box = self.figure.legend(
+            handles=list(handles), loc="upper left", bbox_to_anchor=(x / self.width, 1 - (self._tops[strip] + y) / self.height),
+            ncols=columns, title=title or None, title_fontsize=SMALL, alignment="left", columnspacing=1.4, labelspacing=0.6,
+            borderpad=0.0,
+        )  # fmt: skip
+        box.get_title().set_color(MUTED)
+
     def save(self, path: Path) -> None:
         """Writes the figure whole or not at all, in the format of the path's suffix; the same figure, the same bytes."""
         kind = figure_format(path)
@@ -256,9 +267,11 @@ def whole_numbers(axis: Axis) -> None:
     axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
-def percents(axis: Axis, ticks: int = 8) -> None:
-    """Ticks as signed percentages of fractions, never a quarter, which a label would round away."""
-    axis.set_major_locator(MaxNLocator(nbins=ticks, steps=[1, 2, 5, 10]))
+def percents(axis: Axis) -> None:
+    """Ticks as signed percentages of fractions, never a quarter, which a label would round away; as many as have room."""
+    box = axis.axes.bbox
+    room = box.width / DPI / 0.6 if axis is axis.axes.xaxis else box.height / DPI / 0.4
+    axis.set_major_locator(MaxNLocator(nbins=max(1, min(8, int(room))), steps=[1, 2, 5, 10]))
     axis.set_major_formatter(
         FuncFormatter(lambda v, _: f"{round(100 * v, 6):+g}%".replace("-", "−") if abs(v) > 1e-9 else "0%")
     )
@@ -274,12 +287,3 @@ def is_dark(shade: str) -> bool:
     """True where white text reads better than black on it. shade: #RRGGBB."""
     red, green, blue = (int(shade[i : i + 2], 16) for i in (1, 3, 5))
     return 0.299 * red + 0.587 * green + 0.114 * blue < 140
-
-
-def legend(page: Page, handles: Iterable[Any], x: float, y: float, *, columns: int = 1, title: str = "") -> None:
-    """A legend whose upper left corner is `x`, `y` inches from the page's."""
-    box = page.figure.legend(
-        handles=list(handles), loc="upper left", bbox_to_anchor=(x / page.width, 1 - y / page.height), ncols=columns,
-        title=title or None, title_fontsize=SMALL, alignment="left", columnspacing=1.4, labelspacing=0.55,
-    )  # fmt: skip
-    box.get_title().set_color(MUTED)

@@ -26,7 +26,7 @@ levers:
 @pytest.fixture(autouse=True)
 def quick_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """The figures themselves are test_report's business; here each is an empty file."""
-    monkeypatch.setattr("harness.report.round_figures.save", lambda figure, path: path.write_bytes(b""))
+    monkeypatch.setattr("harness.report.style.Page.save", lambda page, path: path.write_bytes(b""))
 
 
 def write(table: object, name: str = "t.json") -> str:
