@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from harness.attribution.checks import CEILING_SLACK
 from harness.attribution.decompose import headline
 from harness.attribution.decomposition import ClassRow, Decomposition
 from harness.report.markdown import templates
@@ -97,17 +98,12 @@ def percent(value: float | None) -> str:
 def above_roof(result: Decomposition) -> str:
     """What an SOL above 100 % means, for wherever a table with one is shown; "" where no row prints one."""
     over = [r for r in result.classes if r.sol is not None and round(100 * r.sol) > 100]
-    check = next((c for c in result.checks if c.name == "possibility"), None)
-    if not over or check is None or check.limit is None:
+    if not over:
         return ""
+    limit = next((c.limit for c in result.checks if c.name == "possibility" and c.limit), 1 + CEILING_SLACK)
     names = ", ".join(dict.fromkeys(f"{r.cls} {percent(r.sol)}" for r in over))
-    cached = (
-        "; bytes may also come from cache, whose ceiling is higher" if any(r.bound == "memory" for r in over) else ""
-    )
-    return (
-        f"SOL above 100 % ({names}): ceilings are measured too, and the possibility check tolerates {check.limit - 1:.0%} above "
-        f"one{cached}."
-    )
+    cached = "; bytes may come from cache, whose ceiling is higher" if any(r.bound == "memory" for r in over) else ""
+    return f"SOL above 100 % ({names}): ceilings are measured too, and the check tolerates {limit - 1:.0%} above one{cached}."
 
 
 def bar(share: float) -> str:

@@ -80,7 +80,7 @@ def _heading(result: Decomposition) -> tuple[str, list[str | tuple[str, str]]]:
         lines.append((f"wall {clock(result.wall_ms)}{speed}, {result.regime}", INK))
     traced = f"traced wall {_time(result.traced_wall_ms, result)} = busy {_time(result.busy_ms, result)} + gap {_time(result.gap_ms, result)}"
     if float(_figure(result.overlap_ms, result).replace(",", "")):
-        traced += f"; launches overlap by {_time(result.overlap_ms, result)}, and the bar's classes are drawn that much shorter"
+        traced += f"; overlap {_time(result.overlap_ms, result)}; the bar's classes are drawn shorter by it"
     lines.append(traced)
     if failed := [c.name for c in result.checks if not c.ok]:
         lines.append((f"✗ failed check{'s' * (len(failed) > 1)}: {', '.join(failed)}; do not quote this table", TAX))
@@ -169,10 +169,9 @@ def _by_roofline(page: Page, rows: list[ClassRow], result: Decomposition, shades
         Column("share of busy", [f"{r.share:.1%}" for r in rows]),
     ]
     if some_sol:
-        columns += [
-            Column("SOL", ["" if r.sol is None else f"{r.sol:.0%}" for r in rows]),
-            Column("roof", [r.bound or "" for r in rows], left=True),
-        ]
+        columns.append(Column("SOL", ["" if r.sol is None else f"{r.sol:.0%}" for r in rows]))
+    if any(r.bound for r in rows):
+        columns.append(Column("roof", [r.bound or "" for r in rows], left=True))
     if any(r.ratio is not None for r in rows):
         mark = "" if (result.reference or {}).get("one_window", True) else "~"
         columns.append(Column("× ref", ["" if r.ratio is None else f"{r.ratio:.2f}×{mark}" for r in rows]))

@@ -17,17 +17,21 @@ from harness.rounds.tables import TABLE, newest
 
 
 def render_index(reports: Path, *, figures: bool = True) -> list[Path]:
-    """Writes INDEX.md and campaign.png; the paths written."""
+    """Writes INDEX.md, and campaign.png once a round has a gain; the paths that hold them."""
     paths = round_dirs(reports / "rounds")
     records = [load_record(p) for p in paths]
     outcomes = campaign(records, paths)
-    if outcomes and (figures or not (reports / "campaign.png").is_file()):
-        draw.plot_campaign(reports / "campaign.png", outcomes)
+    figure = reports / "campaign.png"
+    drawn = any(o.gain is not None for o in outcomes)
+    if drawn and (figures or not figure.is_file()):
+        draw.plot_campaign(figure, outcomes)
+    if not drawn:
+        figure.unlink(missing_ok=True)
     text = templates().get_template("index.md.j2").render(
-        summary=_summary(records), figure=bool(outcomes), table=_index_table(records, paths), retries=_retries(records, reports),
+        summary=_summary(records), figure=drawn, table=_index_table(records, paths), retries=_retries(records, reports),
     )  # fmt: skip
     write_atomic(reports / "INDEX.md", tidy(text))
-    return [reports / "INDEX.md", *([reports / "campaign.png"] if outcomes else [])]
+    return [reports / "INDEX.md", *([figure] if drawn else [])]
 
 
 def wall_after(record: RoundRecord, path: Path) -> float | None:
@@ -49,7 +53,6 @@ def campaign(records: list[RoundRecord], paths: list[Path]) -> list[draw.Outcome
         if r.superseded_by:
             continue
         planted = any(arm.config.get("plant") for arm in r.arms.values())
-        where = [f"{r.tokens} tokens" if r.tokens else "", r.regime, r.device]
         wall = wall_after(r, path)
         outcomes.append(
             draw.Outcome(
@@ -57,7 +60,7 @@ def campaign(records: list[RoundRecord], paths: list[Path]) -> list[draw.Outcome
                 gain=r.analysis.best_gain if r.analysis is not None else gain_of(r), interval=r.interval,
                 bar=r.bar if r.kind == "AB" else None, control="A/A" if r.aa else "planted" if planted else "",
                 at_most=r.analysis is not None, promoted=bool(r.promoted), wall="" if wall is None else ms(wall),
-                reference=", ".join(f"{v:.2f}×" for v in r.vs_reference.values()), anchor=" · ".join(filter(None, where)),
+                reference=", ".join(f"{v:.2f}×" for v in r.vs_reference.values()), anchor=(f"{r.tokens} tokens" if r.tokens else "", r.regime, r.device),
             )
         )  # fmt: skip
     return outcomes

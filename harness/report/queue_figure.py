@@ -178,33 +178,81 @@ def _names(axes: Axes, points: Sequence[_Point]) -> list[str]:
         (x - p.size / 2, y - p.size / 2, x + p.size / 2, y + p.size / 2) for (x, y), p in zip(at, points, strict=True)
     ]
     taken = list(circles)
-    for (x, y), p in zip(at, points, strict=True):
-        name = elide(p.what.label, 1.5, SMALL + 0.5)
+    for (x, y), p, circle in zip(at, points, circles, strict=True):
+        name = elide(p.what.label, 1.3, SMALL + 0.5)
         text = f"{name}  {p.what.budget_ms:.2f} ms" if p.what.budget_ms else name
         wide, tall = text_width(text, SMALL + 0.5) + 0.04, 0.17
-        for left, bottom in _places(x, y, p.size / 2, wide, tall):
-            box = (left, bottom, left + wide, bottom + tall)
-            inside = (
-                box[0] >= frame[0] + 0.03
-                and box[1] >= frame[1] + 0.03
-                and box[2] <= frame[2]
-                and box[3] <= frame[3] - 0.03
-            )
-            if inside and not any(_touch(box, other) for other in taken):
+        found = None
+        for clear in (True, False):  # best where the line to its bubble crosses nothing either
+            for left, bottom in _places(x, y, p.size / 2, wide, tall):
+                box = (left, bottom, left + wide, bottom + tall)
+                inside = (
+                    box[0] >= frame[0] + 0.03
+                    and box[1] >= frame[1] + 0.03
+                    and box[2] <= frame[2]
+                    and box[3] <= frame[3] - 0.03
+                )
+                edge = (min(max(x, box[0]), box[2]), min(max(y, box[1]), box[3]))
+                blocked = inside and any(_touch(box, other) for other in taken)
+                if inside and not blocked and not (clear and _crosses((x, y), edge, p.size / 2, taken, circle)):
+                    found = (box, edge)
+                    break
+            if found:
                 break
-        else:
+        if found is None:
             unnamed.append(p.what.label)
             continue
+        box, edge = found
         taken.append(box)
-        middle = (left + wide / 2, bottom + tall / 2)
-        edge = (min(max(x, box[0]), box[2]), min(max(y, box[1]), box[3]))
+        middle = (box[0] + wide / 2, box[1] + tall / 2)
         if np.hypot(edge[0] - x, edge[1] - y) > p.size / 2 + 0.12:
             ends = axes.transData.inverted().transform([(x * DPI, y * DPI), (edge[0] * DPI, edge[1] * DPI)])
             axes.plot(*ends.T, color=RULE, lw=0.7, zorder=2)
         spot = axes.transData.inverted().transform((middle[0] * DPI, middle[1] * DPI))
-        axes.text(float(spot[0]), float(spot[1]), text, fontsize=SMALL + 0.5, ha="center", va="center", zorder=4, color=INK,
-                  fontweight="normal", path_effects=[withStroke(linewidth=2.2, foreground="white")])  # fmt: skip
+        axes.text(
+            float(spot[0]), float(spot[1]), text, fontsize=SMALL + 0.5, ha="center", va="center", zorder=4, color=INK,
+            path_effects=[withStroke(linewidth=2.2, foreground="white")],
+        )  # fmt: skip
     return unnamed
+
+
+def _crosses(start: tuple[float, float], end: tuple[float, float], radius: float, taken: Sequence[tuple[float, ...]],
+             own: tuple[float, ...]) -> bool:  # fmt: skip
+    """Does the line from a bubble's rim to its name pass through another bubble or name?"""
+    length = float(np.hypot(end[0] - start[0], end[1] - start[1]))
+    for at in np.arange(radius, length, 0.04):
+        x, y = (start[i] + (end[i] - start[i]) * at / length for i in (0, 1))
+        if any(_touch((x, y, x, y), other) for other in taken if other is not own):
+            return True
+    return False
+
+
+ALL_AROUND = (
+    0,
+    180,
+    30,
+    -30,
+    150,
+    -150,
+    15,
+    -15,
+    165,
+    -165,
+    60,
+    -60,
+    120,
+    -120,
+    45,
+    -45,
+    135,
+    -135,
+    75,
+    -75,
+    105,
+    -105,
+    90,
+    -90,
+)
 
 
 def _places(x: float, y: float, radius: float, wide: float, tall: float) -> list[tuple[float, float]]:
@@ -214,7 +262,7 @@ def _places(x: float, y: float, radius: float, wide: float, tall: float) -> list
         (x + near, y - tall / 2), (x - near - wide, y - tall / 2), (x - wide / 2, y + near), (x - wide / 2, y - near - tall),
     ]  # fmt: skip
     for distance in np.arange(0.15, 2.2, 0.11):
-        for angle in np.deg2rad([30, -30, 150, -150, 60, -60, 120, -120, 90, -90, 0, 180]):
+        for angle in np.deg2rad(ALL_AROUND):
             cx, cy = x + (near + distance) * np.cos(angle), y + (near + distance) * np.sin(angle)
             found.append((cx - wide * (0.5 - 0.5 * np.cos(angle)), cy - tall / 2))
     return found
@@ -231,7 +279,7 @@ def _keys(page: Page, points: Sequence[_Point], queue: Queue) -> None:
              for (name, bar), style in zip(_ranked(queue), STYLES * len(queue.bars), strict=False)]  # fmt: skip
     handles: list[Line2D | Patch] = list(lines)
     if _referenced(queue):
-        handles.append(Patch(color=PALE, label=f"at parity with the reference (≤ {PARITY:.2f}×)"))
+        handles.append(Patch(color=PALE, label=f"parity with a reference: ≤ {PARITY:.2f}×"))
     page.legend(0, handles, columns=1, x=x, y=y, title="Above a line a class can clear that bar")
     y += 0.22 + 0.185 * len(handles) + 0.16
     dots = []

@@ -24,6 +24,7 @@ from harness.report.style import (
     RULE,
     SMALL,
     TAX,
+    WIDTH,
     Column,
     Page,
     elide,
@@ -142,13 +143,21 @@ def _pair_marks(axes: Axes, decide: Pairs, confirm: Pairs, band: Sequence[tuple[
             handles.append(Patch(facecolor=(BASE, 0.13), edgecolor=BASE, linewidth=0.9, label="interval so far"))
         handles.append(Line2D([], [], color=BASE, lw=3.5, label="interval at the end"))
     if min_pairs > 1:
-        axes.axvspan(0, min_pairs - 0.5, facecolor="none", edgecolor=HATCH, hatch="////", lw=0, zorder=0)
+        axes.axvspan(
+            0,
+            (band[0][0] if band else min_pairs) - 0.5,
+            facecolor="none",
+            edgecolor=HATCH,
+            hatch="////",
+            lw=0,
+            zorder=0,
+        )
         handles.append(
             Patch(
                 facecolor="none",
                 edgecolor=HATCH,
                 hatch="////",
-                label=f"before pair {min_pairs}: no verdict, no interval",
+                label=f"fewer than {min_pairs} pairs kept: no verdict yet",
             )
         )
     handles.append(Patch(facecolor=(MARK, 0.1), edgecolor="none", label="bar to bar + δ: no promise either way"))
@@ -193,7 +202,7 @@ def plot_walls(path: Path, arms: Sequence[tuple[str, Sequence[float]]], *, title
         bins = np.linspace(low - room, high + room, 49)
         beyond = int((everything > bins[-1]).sum())
         foot = ["Columns: how many forwards took that long. Below them, bar: quartiles; | median; ▲ 95th percentile."]
-        foot += [f"{beyond} slower forwards are drawn at the right edge."] if beyond else []
+        foot += [f"Slower forwards drawn at the right edge: {beyond}."] if beyond else []
         digits = 2 if np.median(everything) >= 10 else 3
         figures = [("median", 50), ("p95", 95)]
         columns = [
@@ -274,7 +283,7 @@ class Outcome:
     promoted: bool = False
     wall: str = ""
     reference: str = ""
-    anchor: str = ""  # tokens, regime, device
+    anchor: tuple[str, str, str] = ("", "", "")  # tokens, regime, device
 
 
 MARKS: dict[str | None, tuple[str, str, bool]] = {  # verdict → shape, colour, filled
@@ -293,8 +302,9 @@ def plot_campaign(path: Path, rounds: Sequence[Outcome]) -> None:
     Walls of two windows differ by the machine's clock alone, gains do not: the arms of a pair share their window.
     """
     shown = rounds[-NEWEST:]
-    anchors = list(dict.fromkeys(r.anchor for r in rounds if r.anchor))
-    lines = [anchors[0]] if len(anchors) == 1 else []
+    varies = [len({r.anchor[i] for r in shown}) > 1 for i in range(3)]
+    same = [shown[0].anchor[i] for i in range(3) if not varies[i]]
+    lines = [" · ".join(filter(None, same))] if any(same) else []
     if len(shown) < len(rounds):
         lines.append(f"the newest {len(shown)} of {len(rounds)} rounds")
     if kept := [r for r in rounds if r.promoted and r.gain is not None]:
@@ -318,16 +328,15 @@ def plot_campaign(path: Path, rounds: Sequence[Outcome]) -> None:
         if any(r.wall for r in shown):
             columns.append(Column("wall, ms", [r.wall for r in shown]))
         if any(r.reference for r in shown):
-            columns.append(Column("× reference", [r.reference for r in shown]))
-        if len(anchors) > 1:
-            columns.append(Column("at", [elide(r.anchor, 1.3) for r in shown], left=True))
-        page = Page("What each round gained", [0.25 + 0.28 * len(shown) + 0.5, 0.28], lines, foot)
-        axes = page.rows(
-            0,
-            [r.name for r in shown],
-            columns,
-            most=2.4 if len(anchors) > 1 or any(r.reference for r in shown) else 2.9,
-        )
+            columns.append(Column("× ref", [r.reference for r in shown]))
+        columns += [
+            Column(header, [elide(r.anchor[i].removesuffix(" tokens"), 0.9) for r in shown], left=True)
+            for i, header in enumerate(("tokens", "regime", "device"))
+            if varies[i]
+        ]
+        page = Page("What each round gained", [0.25 + 0.28 * len(shown) + 0.5, 0.28], lines, foot,
+                    WIDTH + 2.5 * any(varies))  # fmt: skip
+        axes = page.rows(0, [r.name for r in shown], columns)
         for y, r in enumerate(shown):
             _outcome(axes, y, r, low, high)
         for bar, rows in groupby(range(len(shown)), key=lambda y: shown[y].bar):
@@ -352,9 +361,10 @@ def _outcome(axes: Axes, y: int, r: Outcome, low: float, high: float) -> None:
         below, above = _goes_on(r, low, high)
         ends = [edge if end is None else end for end, edge in zip(r.interval, (low, high), strict=True)]
         axes.plot(np.clip(ends, low, high), [y, y], color=shade, lw=2.6, alpha=0.4, solid_capstyle="butt", zorder=2)
-        for beyond, edge, arrow in ((below, low, "<"), (above, high, ">")):
+        inside = 0.012 * (high - low)
+        for beyond, edge, arrow in ((below, low + inside, "<"), (above, high - inside, ">")):
             if beyond:
-                axes.plot([edge], [y], marker=arrow, color=shade, ms=6, clip_on=False, zorder=3)
+                axes.plot([edge], [y], marker=arrow, color=shade, ms=6, zorder=3)
     axes.plot([r.gain], [y], marker=shape, ls="", ms=8, mfc=shade if filled else "white", mec="white" if filled else shade,
               mew=0.8 if filled else 1.6, zorder=4)  # fmt: skip
 

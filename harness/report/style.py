@@ -37,6 +37,8 @@ MARK = "#6E2A68"
 WIDTH, MARGIN = 9.0, 0.22
 TITLE, BODY, SMALL = 12.0, 9.0, 8.0
 DPI = 150
+LEAST_AXIS = 2.4
+"""The least width of a chart beside its names and columns, inches; names are cut for it."""
 
 LOOK: Any = {
     "font.family": "DejaVu Sans", "font.size": BODY, "text.parse_math": False, "text.color": INK,
@@ -175,10 +177,12 @@ class Page:
         )
 
     def rows(self, strip: int, labels: Sequence[str], columns: Sequence[Column] = (), *, bottom: float = 0.42,
-             most: float = 3.1, bold: Sequence[bool] = ()) -> Axes:  # fmt: skip
+             most: float = 3.3, bold: Sequence[bool] = ()) -> Axes:  # fmt: skip
         """Axes with one row of a chart per label, the first on top (y = 0, 1, …), and columns of text to their right."""
         head = _leading(SMALL) + 0.04 if any(c.header for c in columns) else 0.06
-        names = [elide(label, most, BODY, bold=True) for label in labels]
+        beside = sum(column.width + 0.17 for column in columns)
+        most = max(1.0, min(most, self.width - 2 * MARGIN - beside - LEAST_AXIS))
+        names = [elide(label, most) for label in labels]
         left = MARGIN + max((text_width(name, BODY, bold=True) for name in names), default=0.0) + 0.1
         ends, right = [], MARGIN
         for column in reversed(columns):

@@ -259,9 +259,9 @@ def test_a_queue_is_tidy(drawn: Callable, a_table: Callable, count: int, referen
         "Colour: if the whole",
     ):
         assert meaning in said
-    assert ("at parity with the reference" in said) == reference and ("against its roofline" in said) != reference
+    assert ("parity with a reference" in said) == reference and ("against its roofline" in said) != reference
     for c in queue.candidates:
-        assert c.label in said or elide(c.label, 1.5, 8.5) in said, f"{c.label} is named nowhere"
+        assert c.label in said or elide(c.label, 1.3, 8.5) in said, f"{c.label} is named nowhere"
 
 
 def test_a_bubble_right_of_a_line_is_one_that_clears_that_bar(drawn: Callable, a_table: Callable) -> None:
@@ -387,7 +387,7 @@ def test_pairs_and_walls_are_tidy(
     ))  # fmt: skip
     said = words(figure)
     assert f"bar {r.bar:+.1%}" in said and "bar + δ" in said and "no promise either way" in said
-    assert ("before pair 6: no verdict, no interval" in said) == (r.min_pairs == 6)
+    assert ("fewer than 6 pairs kept: no verdict yet" in said) == (r.min_pairs == 6)
     assert {"six": 6, "forty": 40}.get(name, r.pairs) == r.pairs
     low, high = figure.axes[0].get_ylim()
     assert low <= min(0, gain) and high >= r.bar, "the line of no change and the bar are always seen"
@@ -428,7 +428,7 @@ def outcomes(count: int) -> list[Outcome]:
         found.append(Outcome(
             f"{i + 1:04d} {LONG if i % 2 else 'short'}", verdict, gain, interval, 0.03 if i % 4 == 0 else 0.015,
             control={1: "A/A", 6: "planted"}.get(i, ""), at_most=i == 7, promoted=verdict == "LANDED", wall=f"{60 + i:.2f}",
-            reference="2.40×" if i % 3 == 0 else "", anchor=f"{3325 if i % 2 else 2659} tokens · sustained · NVIDIA H200 {LONG}",
+            reference="2.40×" if i % 3 == 0 else "", anchor=(f"{3325 if i % 2 else 2659} tokens", "burst" if i % 3 else "sustained", f"NVIDIA H200 {LONG}{i % 2}"),
         ))  # fmt: skip
     return found
 

@@ -11,12 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from matplotlib.figure import Figure
 
 from harness.attribution.decomposition import Decomposition, Pass
+from harness.files import to_json, write_atomic
 from harness.report.index import campaign, wall_after
 from harness.report.pages import PAGE
-from harness.report.round_figures import _grounded
 from harness.report.rounds import pair_points, rebuild
 from harness.rounds import make
 from harness.rounds.record import Basket, Effect, Mechanism
@@ -132,15 +131,42 @@ def test_the_index_counts_links_and_tells_what_is_worth_another_look(three_round
     assert "`attention.share > 0.10`" in look and "gate_up.share" not in look
 
 
-def test_the_campaign_follows_the_wall_that_the_engine_has(three_rounds: Path) -> None:
+def test_the_campaign_tells_gains_with_their_bars_and_the_wall_that_the_base_has(three_rounds: Path) -> None:
     paths = round_dirs()
-    walls, references = campaign([load_record(p) for p in paths], {i + 1: p for i, p in enumerate(paths)})
-    ((anchor, rows),) = walls
-    assert anchor.startswith("3325 tokens, burst")
-    assert [r[0] for r in rows] == [1, 2, 3] and [r[2] for r in rows] == ["MEAS-ONLY", "LANDED", "REVERTED"]
-    assert rows[1][1] == pytest.approx(60, rel=0.01), "a landing alone leaves the base as it was"
-    assert rows[2][1] == pytest.approx(58.5, rel=0.01), "after a revert it is the base's"
-    assert references == [("llama.cpp", [(2, 2.4)])]
+    records = [load_record(p) for p in paths]
+    table, landed, reverted = campaign(records, paths)
+    assert [o.verdict for o in (table, landed, reverted)] == ["MEAS-ONLY", "LANDED", "REVERTED"]
+    assert (table.gain, table.bar) == (None, None), "a table gains nothing and is held against no bar"
+    assert landed.gain == records[1].confirmed and landed.bar == 0.015 and landed.interval == records[1].interval
+    assert reverted.gain == records[2].estimate
+    assert float(landed.wall) == pytest.approx(60, rel=0.01), "a landing alone leaves the base as it was"
+    assert float(reverted.wall) == pytest.approx(58.5, rel=0.01), "after a revert it is the base's"
+    assert (landed.reference, reverted.reference) == ("2.40×", "")
+    assert landed.anchor == ("3325 tokens", "burst", "NVIDIA H200") and not landed.promoted
+
+
+def test_the_campaign_knows_what_tests_the_method_and_leaves_out_what_was_corrected(three_rounds: Path) -> None:
+    paths = round_dirs()
+    records = [load_record(p) for p in paths]
+    records[1].arms["A"].config["plant"] = {"fraction": 0.026}
+    records[2].aa = True
+    assert [o.control for o in campaign(records, paths)] == ["", "planted", "A/A"]
+    records[1].superseded_by = 3
+    assert [o.name[:4] for o in campaign(records, paths)] == ["0001", "0003"]
+
+
+def test_a_saved_decomposition_is_rebuilt_with_the_rounds(
+    three_rounds: Path, harness: Callable, a_table: Callable
+) -> None:
+    folder = Path("reports/h200/prefill")
+    folder.mkdir(parents=True)
+    write_atomic(folder / "decomposition.json", to_json(a_table(BEFORE).to_dict()))
+    (folder / "README.md").write_text("of an earlier release", encoding="utf-8")
+    status, out, _ = harness("report")
+    assert status == 0 and "3 rounds and 1 saved table rebuilt" in out
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    assert "# Where the wall goes" in text and "(decomposition.png)" in text
+    assert (folder / "decomposition.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_promotion_moves_the_wall_of_the_base_and_a_plant_does_not(three_rounds: Path) -> None:
@@ -150,14 +176,6 @@ def test_a_promotion_moves_the_wall_of_the_base_and_a_plant_does_not(three_round
     assert wall_after(record, path) == pytest.approx(60 / 1.026, rel=0.01)
     record.promoted, record.arms["A"].config["plant"] = "", {"fraction": 0.026}
     assert wall_after(record, path) == pytest.approx(60 / 1.026, rel=0.01), "the arm that spins is not the base"
-
-
-def test_walls_that_differ_by_noise_look_flat() -> None:
-    ax = Figure().subplots()
-    _grounded(ax, [66.9, 66.8, 67.5])
-    assert ax.get_ylim() == pytest.approx((0.95 * 66.9, 1.05 * 66.9))
-    _grounded(ax, [100.0, 60.0])
-    assert ax.get_ylim()[0] == 0
 
 
 def test_arms_that_run_the_same_kernels_gain_nothing_by_class(
