@@ -189,8 +189,9 @@ def _write(result: Decomposition, launches: pd.DataFrame, json_path: str | None,
     from harness.files import emit_json, write_atomic
     from harness.privacy import clean_json
     from harness.report.decomposition import to_markdown
-    from harness.report.figures import decomposition_figure
 
+    if save or plot:
+        from harness.report.figures import decomposition_figure  # matplotlib takes a second
     if save:
         # What is saved is passed on: notes quote NVTX ranges, and provenance what a trace says of its machine.
         passed_on = type(result).model_validate(clean_json(result.to_dict()))

@@ -23,7 +23,7 @@ def rises_above_noise(found: Diff) -> bool:
     return any(abs(r.told_ms) >= WORTH * found.before.busy_ms for r in found.classes)
 
 
-def diff_figure(path: Path, found: Diff, *, title: str = "Busy time by class") -> None:
+def diff_figure(path: Path, found: Diff, *, title: str = "") -> None:
     """One bar per class from 0: gains to the left, taxes to the right (hatched), within noise in grey; then their net.
 
     Times are at the first side's work. The bars of each kind add up to the sums in the heading.
@@ -41,14 +41,15 @@ def diff_figure(path: Path, found: Diff, *, title: str = "Busy time by class") -
             Column("", [b.word for b in bars], left=True),
         ]  # fmt: skip
         lines: list[str | tuple[str, str]] = [
-            " → ".join(elide(s.label, 4.0) for s in (found.before, found.after)),
             (found.sums_text(), INK),
             f"busy {before:.{digits}f} → {before + change:.{digits}f} ms ({signed(100 * change / before, 1)} %)"
             + ("" if same_work else ", at the first side's work"),
         ]
         spread = found.spread_text()
         foot = [f"Noise: {spread}; the pale band is what a class's own passes span together."] if spread else []
-        page = Page(title, [0.3 + ROW * len(bars) + 0.42, 0.3], lines, foot)
+        if not title:
+            lines.insert(0, " → ".join(elide(side.label, 4.0) for side in (found.before, found.after)))
+        page = Page(title or "Busy time by class", [0.3 + ROW * len(bars) + 0.42, 0.3], lines, foot)
         axes = page.rows(0, [b.name for b in bars], columns, bold=[b.sum for b in bars], most=2.6)
         for y, b in enumerate(bars):
             if b.noise:

@@ -132,7 +132,7 @@ def _stacked(page: Page, result: Decomposition, shades: dict[str, str]) -> None:
         axes.barh(0, ms, left=left, height=1.0, color=shade, edgecolor="white", linewidth=0.8,
                   hatch="////" if name == "gap" else None)  # fmt: skip
         ink = "white" if is_dark(shade) else INK
-        if max(text_width(name, BODY), text_width(share, SMALL)) + 0.1 <= ms / wall * room:
+        if max(text_width(name, BODY), text_width(share, SMALL)) + 0.04 <= ms / wall * room:
             backed = {"boxstyle": "round,pad=0.12", "fc": GAP, "ec": "none"} if name == "gap" else None
             axes.text(left + ms / 2, 0.17, name, ha="center", va="center", fontsize=BODY, color=ink, bbox=backed)
             axes.text(left + ms / 2, -0.23, share, ha="center", va="center", fontsize=SMALL, color=ink, bbox=backed)

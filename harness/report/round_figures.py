@@ -148,7 +148,7 @@ def _pair_marks(axes: Axes, decide: Pairs, confirm: Pairs, band: Sequence[tuple[
             (band[0][0] if band else min_pairs) - 0.5,
             facecolor="none",
             edgecolor=HATCH,
-            hatch="////",
+            hatch="//",
             lw=0,
             zorder=0,
         )
@@ -156,7 +156,7 @@ def _pair_marks(axes: Axes, decide: Pairs, confirm: Pairs, band: Sequence[tuple[
             Patch(
                 facecolor="none",
                 edgecolor=HATCH,
-                hatch="////",
+                hatch="//",
                 label=f"fewer than {min_pairs} pairs kept: no verdict yet",
             )
         )

@@ -26,7 +26,7 @@ from PIL import Image
 from harness.errors import HarnessError
 from harness.files import write_atomic
 
-INK, MUTED, RULE, GRID, HATCH = "#1F2328", "#636B74", "#8A9099", "#E6E8EB", "#C3C8CE"
+INK, MUTED, RULE, GRID, HATCH = "#1F2328", "#636B74", "#8A9099", "#E6E8EB", "#D3D8DD"
 BASE, LEVER = "#27459F", "#D9730D"
 """Arm A and arm B."""
 GAIN, TAX, NOISE = "#0E7F73", "#B63410", "#B4BAC1"

@@ -3,7 +3,9 @@ colours that stay apart for every kind of colour vision. Geometry is asked of ma
 
 from __future__ import annotations
 
+import json
 import os
+import runpy
 from collections.abc import Callable, Iterator
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -16,7 +18,6 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from benchmarks.operating_characteristics import draw
 from harness.attribution.decompose import decompose
 from harness.attribution.decomposition import Check, ClassRow, Decomposition, Pass, load_decomposition
 from harness.attribution.diff import diff, side_of_decomposition, side_of_launches
@@ -462,10 +463,9 @@ def test_an_a_a_is_grey_and_every_verdict_has_a_shape_of_its_own(drawn: Callable
 
 
 def test_operating_characteristics_are_drawn_again_from_the_committed_json(drawn: Callable) -> None:
-    import json
-
-    file = Path(__file__).parents[2] / "benchmarks" / "operating_characteristics.json"
-    result = json.loads(file.read_text(encoding="utf-8"))
+    script = REPORTS.parent / "benchmarks" / "operating_characteristics.py"
+    result = json.loads(script.with_suffix(".json").read_text(encoding="utf-8"))
+    draw = runpy.run_path(str(script))["draw"]
     figure = drawn("operating", lambda path: draw(result, path))
     curves = [ln for ln in figure.axes[0].lines if len(ln.get_xdata()) > 5]
     assert len(curves) == 4 and len({ln.get_marker() for ln in curves}) == 4
