@@ -14,7 +14,7 @@ from harness.attribution.decomposition import Decomposition, load_decomposition
 from harness.attribution.diff import WORTH, Diff, Row, diff, side_of_decomposition
 from harness.files import write_atomic
 from harness.report import round_figures as draw
-from harness.report.decomposition import above_roof, columns_of, to_markdown
+from harness.report.decomposition import above_roof, columns_of
 from harness.report.diff_figure import diff_figure, rises_above_noise
 from harness.report.figures import decomposition_figure
 from harness.report.index import render_index
@@ -24,7 +24,6 @@ from harness.rounds.edits import absorb, conditions_text, region
 from harness.rounds.record import RoundRecord, Sample
 from harness.rounds.store import (
     README,
-    RECORD,
     find_round,
     load_record,
     read_samples,
@@ -36,31 +35,14 @@ from harness.rounds.tables import AFTER, BEFORE, TABLE
 
 
 def rebuild(reports: Path | None = None, *, figures: bool = True) -> list[Path]:
-    """Renders every round, every saved decomposition and the index again; without `figures`, only those figures that are missing.
+    """Renders every round and the index again; without `figures`, only those figures that are missing.
 
     Returns the files that hold the pages.
     """
     reports = reports or reports_dir()
     paths = round_dirs(reports / "rounds")
     pages = [render_round(path, figures=figures, index=False) for path in paths]
-    tables = [render_table(path.parent, figures=figures) for path in saved_tables(reports)]
-    return [*pages, *tables, *render_index(reports, figures=figures)]
-
-
-def saved_tables(reports: Path) -> list[Path]:
-    """Every decomposition.json under reports/ that `harness decompose --save` wrote with its page and figure."""
-    found = sorted(reports.rglob(TABLE))
-    return [p for p in found if (p.parent / README).is_file() and not (p.parent / RECORD).is_file()]
-
-
-def render_table(folder: Path, *, figures: bool = True) -> Path:
-    """Writes a saved decomposition's README.md and figure from its JSON; without `figures`, only a figure that is missing."""
-    table = load_decomposition(folder / TABLE)
-    picture = folder / "decomposition.png"
-    if figures or not picture.is_file():
-        decomposition_figure(table, picture)
-    write_atomic(folder / README, to_markdown(table, picture.name))
-    return folder / README
+    return [*pages, *render_index(reports, figures=figures)]
 
 
 def render_round(path: Path, *, figures: bool = True, index: bool = True, take_edits: bool = True) -> Path:

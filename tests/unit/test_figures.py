@@ -24,6 +24,7 @@ from harness.attribution.diff import diff, side_of_decomposition, side_of_launch
 from harness.attribution.queue import build_queue
 from harness.attribution.recorded import classified_launches, load_recorded
 from harness.errors import HarnessError
+from harness.report.against_figure import against_figure
 from harness.report.decomposition import above_roof, to_markdown
 from harness.report.diff_figure import diff_figure, rises_above_noise
 from harness.report.figures import GAP, colours, decomposition_figure
@@ -359,6 +360,40 @@ def test_a_round_within_noise_has_words_and_no_bridge(in_tmp: Path, a_round: Cal
     page = (quiet / "README.md").read_text(encoding="utf-8")
     assert not (quiet / "bridge.png").exists() and "bridge.png" not in page and "beyond noise" in page
     assert (told / "bridge.png").is_file() and "(bridge.png)" in (told / "README.md").read_text(encoding="utf-8")
+
+
+# --- against other engines ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_ours_against_other_engines_is_tidy(drawn: Callable, count: int) -> None:
+    def engine(name: str, wall: float) -> dict:
+        return {
+            "name": name,
+            "model": "qwen2.5-7b-q4_k_m",
+            "device": "NVIDIA H200",
+            "gap_ms": 0.1 * wall,
+            "traced_wall_ms": wall,
+        }
+
+    ours = {"gate_up": 30.0, "attention": 5.0, LONG: 2.0, "tail": 0.1, "embedding": 0.05}
+    references = [
+        engine(f"engine {i} {LONG if i else ''}", 80.0 + 60 * i) | {
+            "one_window": i == 1, "wall_ratio": 60 / (80 + 60 * i),
+            "roles": [{"role": k, "ours_ms": v, "theirs_ms": 2 * v, "ratio": 0.5} for k, v in ours.items()]
+            + [{"role": "dequantize", "ours_ms": None, "theirs_ms": 14.0, "ratio": None}],
+        }
+        for i in range(count)
+    ]  # fmt: skip
+    record = {"tokens": 3325, "ours": engine("ours", 60.0), "references": references}
+    figure = drawn(f"against-{count}", lambda path: against_figure(record, path))
+    (axes,) = figure.axes
+    said = words(figure)
+    assert axes.get_xlim()[0] == 0 and axes.get_xlim()[1] >= 60
+    assert f"{80 + 60 * (count - 1):.2f}" in said, "the wall is told"
+    assert "2 more" in said and "0.50×~" in said and "another window's figures" in said and "dequantize" in said
+    hatches = {b.get_hatch() for b in axes.patches}
+    assert len(hatches) == count + 1, "engines are told apart without their colours"
 
 
 # --- rounds ------------------------------------------------------------------------------------------------------------

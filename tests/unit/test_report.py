@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from harness.attribution.decomposition import Decomposition, Pass
-from harness.files import to_json, write_atomic
 from harness.report.index import campaign, wall_after
 from harness.report.pages import PAGE
 from harness.report.rounds import pair_points, rebuild
@@ -153,20 +152,6 @@ def test_the_campaign_knows_what_tests_the_method_and_leaves_out_what_was_correc
     assert [o.control for o in campaign(records, paths)] == ["", "planted", "A/A"]
     records[1].superseded_by = 3
     assert [o.name[:4] for o in campaign(records, paths)] == ["0001", "0003"]
-
-
-def test_a_saved_decomposition_is_rebuilt_with_the_rounds(
-    three_rounds: Path, harness: Callable, a_table: Callable
-) -> None:
-    folder = Path("reports/h200/prefill")
-    folder.mkdir(parents=True)
-    write_atomic(folder / "decomposition.json", to_json(a_table(BEFORE).to_dict()))
-    (folder / "README.md").write_text("of an earlier release", encoding="utf-8")
-    status, out, _ = harness("report")
-    assert status == 0 and "3 rounds and 1 saved table rebuilt" in out
-    text = (folder / "README.md").read_text(encoding="utf-8")
-    assert "# Where the wall goes" in text and "(decomposition.png)" in text
-    assert (folder / "decomposition.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_promotion_moves_the_wall_of_the_base_and_a_plant_does_not(three_rounds: Path) -> None:
