@@ -6,29 +6,43 @@ import importlib
 import io
 import os
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
 from harness.errors import Exit, HarnessError
+from harness.report.signs import register
 
 COMMANDS = Path(__file__).parent / "commands"
 NARROWEST = 20
 
 
-class CommandRoom(click.Group):
-    """Finds subcommands as files: `commands/NAME.py` defines a click command or group called `command`.
+class Room(Mapping[str, click.Command]):
+    """Subcommands as files: `commands/NAME.py` defines a click command or group called `command`.
 
-    Those files import nothing heavy at the top, so that `--help` answers at once.
+    Those files are imported when they are asked for, and import nothing heavy at the top, so that `--help` answers at once.
     """
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(p.stem for p in COMMANDS.glob("*.py") if not p.stem.startswith("_"))
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(p.stem for p in COMMANDS.glob("*.py") if not p.stem.startswith("_")))
 
-    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name not in self.list_commands(ctx):
-            return None
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __getitem__(self, name: str) -> click.Command:
+        if name not in list(self):
+            raise KeyError(name)
         return importlib.import_module(f"harness.commands.{name}").command
+
+
+class CommandRoom(click.Group):
+    """A group over `Room`; click itself lists, finds and suggests."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.commands = Room()  # type: ignore[assignment]  # click only reads it
 
 
 @click.group(cls=CommandRoom, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -45,41 +59,53 @@ def main(args: list[str] | None = None) -> None:
         sys.exit(int(status or 0))
     except click.exceptions.Exit as stop:
         sys.exit(stop.exit_code)
-    except click.UsageError as error:
-        error.show()
-        sys.exit(Exit.USAGE)
     except click.ClickException as error:
-        error.show()
-        sys.exit(Exit.ERROR)
+        shown = io.StringIO()
+        error.show(shown)
+        _complain(shown.getvalue().rstrip())
+        sys.exit(Exit.USAGE if isinstance(error, click.UsageError) else Exit.ERROR)
     except (click.Abort, KeyboardInterrupt):
-        click.echo("Interrupted; everything finished so far is kept.", err=True)
+        _complain("Interrupted; everything finished so far is kept.")
         sys.exit(130)
     except BrokenPipeError:
         # The reader of our output went away (`| head`): not an error of ours.
         sys.stderr.close()
         sys.exit(Exit.DONE)
     except HarnessError as error:
-        click.echo(f"error: {error}", err=True)
+        _complain(f"error: {error}")
         sys.exit(error.exit_status)
     except OSError as error:
         named = f"{error.filename}: " if error.filename else ""
-        click.echo(f"error: {named}{error.strerror or error}; check the path and the space left.", err=True)
+        _complain(f"error: {named}{error.strerror or error}; check the path and the space left.")
         sys.exit(Exit.ERROR)
     except Exception as error:
         if not _is_engine_error(error):
             raise
-        click.echo(f"error: {error}", err=True)
+        _complain(f"error: {error}")
         sys.exit(Exit.ERROR)
 
 
+def _complain(text: str) -> None:
+    """A sentence on stderr: one line in a pipe, wrapped at words on a terminal."""
+    if not sys.stderr.isatty():
+        click.echo(text, err=True)
+        return
+    from rich.console import Console
+
+    from harness.report.table import say
+
+    say(text, console=Console(stderr=True, highlight=False))
+
+
 def _prepare_streams() -> None:
-    """Whatever the terminal is, output never fails on it: a sign that its encoding lacks is a "?", a closed stream is no one."""
+    """Whatever the terminal is, output never fails on it: a sign that its encoding lacks is spelt plainly, a closed stream is
+    no one."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
         elif isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
+            stream.reconfigure(errors=register())
     columns = os.environ.get("COLUMNS", "")
     if columns.isdecimal() and int(columns) < NARROWEST:
         del os.environ["COLUMNS"]  # 0 is what a shell without a terminal says; nothing can be printed at that width
