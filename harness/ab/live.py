@@ -13,6 +13,7 @@ from rich.live import Live as RichLive
 from rich.text import Text
 
 from harness.ab.verdict import Conclusion
+from harness.report.table import print_lines, wrap
 from harness.rounds.record import Frozen
 
 QUIET_S = 5.0
@@ -76,7 +77,7 @@ class Live:
     def say(self, text: str) -> None:
         """A step or a warning: stays on the screen."""
         if self._rich is not None:
-            self._rich.console.print(text, markup=False)
+            print_lines(*map(Text, wrap(text, self._console.width)), console=self._console)
         else:
             print(text, file=sys.stderr, flush=True)
 

@@ -146,7 +146,11 @@ def _print(path: Path, record: RoundRecord) -> None:
     ]  # fmt: skip
     if walls:
         say()
-        print_table(["arm<", "name<", "median ms", "mean", "p95", "spread", "memory GB"], walls)
+        print_table(
+            ["arm<", "name<", "median ms", "mean", "p95", "spread", "memory GB"],
+            walls,
+            drop=["mean", "p95", "memory GB"],
+        )
     if record.basket:
         say()
         effects = {

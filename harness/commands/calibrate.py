@@ -91,4 +91,5 @@ def _print(calibration: Calibration) -> None:
                  words[r["as_it_should"]]]
                 for r in c.planted
             ],
+            drop=["label", "pairs", "interval"],
         )  # fmt: skip

@@ -96,7 +96,6 @@ def is_decomposition(path: Path) -> bool:
 
 def show(found: Diff, kernels: int = 8) -> None:
     """The diff on a terminal or in a pipe."""
-    from harness.attribution.diff import short_name
     from harness.report.table import say
 
     per_launch = found.normalised_by == "launches"
@@ -122,7 +121,7 @@ def show(found: Diff, kernels: int = 8) -> None:
         _print("class, weights", [_cells(r, f"{r.key[0]} {r.key[1]}") for r in found.types], per_launch)
     if found.kernels and kernels:
         say()
-        _print("kernel", [_cells(r, short_name(r.key[1])[:30]) for r in found.kernels[:kernels]], per_launch)
+        _print("kernel", [_cells(r, r.key[1]) for r in found.kernels[:kernels]], per_launch)
     say()
     for what, same, detail in found.comparable:
         if same is not True:
@@ -137,23 +136,23 @@ def show(found: Diff, kernels: int = 8) -> None:
     say(found.sentence(), "bold")
 
 
-NARROW = {
-    True: ("launches", "µs/launch", "→", "delta ms", "change"),
-    False: ("launches", "before", "after", "delta ms", "change"),
-}
-"""Columns at 80: what is compared (per launch, or the totals). A wide terminal has all of them."""
-WIDE = ("launches", "µs/launch", "→", "before", "after", "delta ms", "change")
+COLUMNS = ("launches", "µs/launch", "→", "before", "after", "delta ms", "change")
+PER_LAUNCH, TOTALS = ("µs/launch", "→"), ("before", "after")
 
 
 def _print(first: str, rows: list[dict[str, str]], per_launch: bool, styles: list[str] | None = None) -> None:
-    from rich.console import Console
-
+    from harness.attribution.diff import short_name
     from harness.report.table import print_table
 
-    columns = WIDE if Console().width >= 110 else NARROW[per_launch]
     last = [len(rows) - 1] if rows[-1][""] == "sum" else []
-    cells = [[row[""], *(row.get(c, "") for c in columns)] for row in rows]
-    print_table([f"{first}<", *columns], cells, rule_before=last, styles=styles or [])
+    # What is compared (per launch, or the totals) stays longest.
+    drop: list[str | tuple[str, ...]] = [TOTALS if per_launch else PER_LAUNCH, "launches", "change"]
+    cells = [[row.get(c, "") for c in COLUMNS] for row in rows]
+    if first == "kernel":  # last, so that a pipe can have them whole
+        cells, columns = [[*line, row[""]] for line, row in zip(cells, rows, strict=True)], [*COLUMNS, "kernel…"]
+    else:
+        cells, columns = [[row[""], *line] for line, row in zip(cells, rows, strict=True)], [f"{first}<", *COLUMNS]
+    print_table(columns, cells, rule_before=last, styles=styles or [], drop=drop, short=short_name)
 
 
 def _cells(row: Row, name: str) -> dict[str, str]:
@@ -169,6 +168,6 @@ def _cells(row: Row, name: str) -> dict[str, str]:
         "→": micro(row.after.us_per_launch),
         "before": f"{row.before.ms:.2f}",
         "after": f"{row.after.ms:.2f}",
-        "delta ms": f"{row.delta_ms:+.2f}",
-        "change": "new" if change is None else "gone" if not counts[1] else f"{change:+.1%}",
+        "delta ms": f"{row.delta_ms:+z.2f}",
+        "change": "new" if change is None else "gone" if not counts[1] else f"{change:+z.1%}",
     }

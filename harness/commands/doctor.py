@@ -66,35 +66,25 @@ def _ceilings(regime: str, backend: Any, threads: int) -> list[Ceilings]:
 
 
 def _print(findings: list[Any], measured: list[Ceilings]) -> None:
-    from rich.table import Table
     from rich.text import Text
 
     from harness.report.decomposition import figure
-    from harness.report.table import print_lines
+    from harness.report.table import print_table, say
 
     styles = {"ok": "green", "missing": "yellow", "warning": "bold yellow", "absent": "dim"}
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    for _ in range(3):
-        grid.add_column(no_wrap=True)
-    grid.add_column(overflow="fold")
+    rows: list[list[Text]] = []
     area = ""
     for f in findings:
-        grid.add_row(
-            Text(f.area if f.area != area else "", style="bold"),
-            f.name,
-            Text(f.state, style=styles[f.state]),
-            Text(f.found),
-        )
+        head = Text(f.area if f.area != area else "", style="bold")
+        rows.append([head, Text(f.name), Text(f.state, style=styles[f.state]), Text(f.found)])
         if f.fix:
-            grid.add_row("", "", "", Text(f"→ {f.fix}", style="cyan"))
+            rows.append([Text(), Text(), Text(), Text(f"→ {f.fix}", style="cyan")])
         area = f.area
-    print_lines(grid)
+    print_table(["<", "<", "<", "<"], rows)
     for c in measured:
         shape = max(c.gemm, key=lambda g: g["tflop_per_s"])
-        print_lines(
-            Text(
-                f"ceilings ({c.regime}) on {c.device}: {c.precision} GEMM {figure(c.tflop_per_s)} TFLOP/s "
-                f"(at {shape['m']:.0f} × {shape['n']:.0f} × {shape['k']:.0f}), memory {figure(c.gb_per_s)} GB/s read + written, "
-                f"from cache {figure(c.cache_gb_per_s)} GB/s"
-            )
+        say(
+            f"ceilings ({c.regime}) on {c.device}: {c.precision} GEMM {figure(c.tflop_per_s)} TFLOP/s "
+            f"(at {shape['m']:.0f} × {shape['n']:.0f} × {shape['k']:.0f}), memory {figure(c.gb_per_s)} GB/s read + written, "
+            f"from cache {figure(c.cache_gb_per_s)} GB/s"
         )

@@ -378,7 +378,8 @@ def _print_info(model: Model, plan: Plan) -> None:
             f"{per_weight:.4f}" if per_weight else "-", f"{ratio:.2f}" if ratio else "-",
             f"{(row['path_bytes'] + row['io_bytes']) / 1e6:.1f}",
         ])  # fmt: skip
-    print_table(["class<", "matrix<", "type<", "part<", "GMAC", "file MB", "B/w", "ratio", "moved MB"], table)
+    print_table(["class<", "matrix<", "type<", "part<", "GMAC", "file MB", "B/w", "ratio", "moved MB"], table,
+                drop=["ratio", "B/w", "file MB", "type", "matrix"])  # fmt: skip
     say(
         "B/w: bytes per weight in the file; ratio: the path's over it; moved: bytes that must cross memory once.",
         style="dim",

@@ -127,7 +127,7 @@ def show(queue: Queue, path: Path) -> None:
             *("yes" if c.clears[b] else "no" if c.gain is not None else "?" for b in queue.bars), _short(c.note),
         ])  # fmt: skip
         styles.append("green" if c.clears and all(c.clears.values()) else "yellow" if any(c.clears.values()) else "dim")
-    print_table(header, rows, styles=styles)
+    print_table(header, rows, styles=styles, drop=["", "share", "ratio", "ms", "SOL"])
     for claim in queue.claims:
         say()
         say(
@@ -146,7 +146,7 @@ def show(queue: Queue, path: Path) -> None:
     if queue.retries:
         say()
         print_table(
-            ["round", "retry when<", "now<", "read<"],
+            ["round<", "retry when<", "now<", "read<"],
             [[f"{r['round']:04d}", r["condition"], r["state"], r["detail"]] for r in queue.retries],
             styles=[
                 "green" if r["state"] == "met" else "dim" if r["state"] == "not met" else "" for r in queue.retries

@@ -133,7 +133,11 @@ def _tell(path: Path, json_path: str | None, *, whole: bool = False) -> None:
         ]  # fmt: skip
         if walls:
             say()
-            print_table(["arm<", "forwards", "median ms", "mean", "p95", "spread", "memory"], walls)
+            print_table(
+                ["arm<", "forwards", "median ms", "mean", "p95", "spread", "memory"],
+                walls,
+                drop=["forwards", "mean", "p95"],
+            )
         if record.gates:
             say()
             state = {True: "passed", False: "FAILED", None: "not applicable"}
@@ -188,7 +192,12 @@ def list_(json_path: str | None) -> int:
             if r.superseded_by
             else {"LANDED": "green", "REVERTED": "red", "INCONCLUSIVE": "yellow"}.get(r.verdict or "", "")
         )
-    print_table(["round", "what<", "verdict", "gain", "interval", "wall ms"], rows, styles=styles)
+    print_table(
+        ["round<", "what<", "verdict<", "gain", "interval", "wall ms"],
+        rows,
+        styles=styles,
+        drop=["interval", "wall ms"],
+    )
     return Exit.DONE
 
 

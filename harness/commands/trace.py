@@ -69,7 +69,8 @@ def _show_info(found: dict[str, Any]) -> None:
         ]
         for d in found["devices"]
     ]
-    print_table(["device<", "launches<", "kernels ms", "all ms", "union ms", "span ms"], rows)
+    heads = ["device<", "launches<", "kernels ms", "all ms", "union ms", "span ms"]
+    print_table(heads, rows, drop=["all ms", "kernels ms"])
     for note in found["notes"]:
         say(f"note  {note}")
 
@@ -93,8 +94,6 @@ def classify(file: Path, rules: tuple[Path, ...], device: int | None, json_path:
     if json_path:
         emit_json({"file": file.name, "names": found}, json_path)
     if json_path != "-":
-        from rich.console import Console
-
         from harness.report.table import print_table, say
 
         total = sum(row["ms"] for row in found)
@@ -103,24 +102,23 @@ def classify(file: Path, rules: tuple[Path, ...], device: int | None, json_path:
                 f"{row['ms']:,.3f}",
                 f"{row['launches']:,}",
                 " ".join(filter(None, (row["class"], row["weight_type"].replace("-", ""), row["tile"]))),
-                _short(row["name"], max(20, Console().width - 56)),
                 row["rule"].replace(".yaml rule ", ":"),
+                row["name"],
             ]
             for row in found
         ]
-        print_table(["ms", "n", "class<", "name<", "rule<"], shown)
+        print_table(["ms", "n", "class<", "rule<", "name…"], shown, drop=["rule", "n"], short=_short)
         other = sum(row["ms"] for row in found if row["class"] == "other")
         say(f"{len(found)} names, {total:,.3f} ms; {other / total if total else 0:.2%} of it is classed by no rule")
     return Exit.DONE
 
 
-def _short(name: str, width: int = 44) -> str:
-    """The function without its namespaces and the start of its template arguments: what tells names apart on a line."""
+def _short(name: str) -> str:
+    """The function without its namespaces, then its template arguments: what tells names apart from the left."""
     from harness.attribution.classify import split_name
 
     entry, arguments = split_name(name)
-    text = entry.split("::")[-1] + (f"<{arguments}>" if arguments else "")
-    return text if len(text) <= width else text[: width - 1] + "…"
+    return entry.split("::")[-1] + (f"<{arguments}>" if arguments else "")
 
 
 @command.command()

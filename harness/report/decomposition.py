@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from harness.attribution.checks import CEILING_SLACK
 from harness.attribution.decompose import headline
 from harness.attribution.decomposition import ClassRow, Decomposition
 from harness.report.markdown import templates
-from harness.report.table import RULED, print_lines
+from harness.report.table import print_table, say
 
 BAR_CELLS = 10
 
@@ -128,24 +127,17 @@ def totals(result: Decomposition) -> list[tuple[str, str, str]]:
 def print_decomposition(result: Decomposition, console: Console | None = None) -> None:
     """The whole answer: what was measured, the table, the checks, the provenance, and one line that sums it up."""
     console = console or Console(highlight=False)
-    print_lines(
-        *(Text(line, style=style) for line, style in heading(result)),
-        "",
-        _table(result, console.width),
-        *_by_role(result, console.width),
-        "",
-        _below(result),
-        "",
-        Text(headline(result), style="bold"),
-        console=console,
-    )
-
-
-def _by_role(result: Decomposition, width: int) -> list[Any]:
-    """The second view of a foreign trace: the same launches by what they are for."""
-    if not result.roles:
-        return []
-    return ["", "By role, from launch order:", "", _table(result.model_copy(update={"classes": result.roles}), width)]
+    for line, style in heading(result):
+        say(line, style, console=console)
+    say(console=console)
+    _print_table(result, console)
+    if result.roles:  # the second view of a foreign trace: the same launches by what they are for
+        say("\nBy role, from launch order:\n", console=console)
+        _print_table(result.model_copy(update={"classes": result.roles}), console)
+    say(console=console)
+    _print_below(result, console)
+    say(console=console)
+    say(headline(result), "bold", console=console)
 
 
 def heading(result: Decomposition) -> list[tuple[str, str]]:
@@ -186,35 +178,22 @@ def clock(ms: float) -> str:
     return f"{ms / 1e3:.2f} s" if ms >= 10_000 else f"{ms:,.1f} ms" if ms >= 100 else f"{ms:.2f} ms"
 
 
-def _table(result: Decomposition, width: int) -> Table:
+def _print_table(result: Decomposition, console: Console) -> None:
     columns = columns_of(result)
-    sums = totals(result)
-    while _width(columns, result, sums) > width and any(c.drop for c in columns):
-        columns.remove(min((c for c in columns if c.drop), key=lambda c: c.drop))
-    table = Table(box=RULED, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    for column in columns:
-        table.add_column(column.header, justify="left" if column.left else "right", no_wrap=True)
-    for row in result.classes:
-        table.add_row(*(_cell(c, row) for c in columns))
-    table.add_section()
-    for name, ms, share in sums:
+    rows: list[list[Text]] = [[_cell(c, row) for c in columns] for row in result.classes]
+    for name, ms, share in totals(result):
         cells = {"class": name, "ms": ms, "share": share}
         if name == "busy":
             cells |= {"launches": f"{result.launches:,}"}
         style = "bold" if name == "busy" else "dim"
-        table.add_row(*(Text(cells.get(c.header, ""), style=style) for c in columns))
-    return table
-
-
-def _width(columns: list[Column], result: Decomposition, sums: list[tuple[str, str, str]]) -> int:
-    total = 0
-    for c in columns:
-        cells = [c.header, *(c.text(row) for row in result.classes)]
-        cells += [
-            line[{"class": 0, "ms": 1, "share": 2}[c.header]] for line in sums if c.header in ("class", "ms", "share")
-        ]
-        total += max(map(len, cells)) + 2
-    return total
+        rows.append([Text(cells.get(c.header, ""), style=style) for c in columns])
+    print_table(
+        [c.header + "<" * c.left for c in columns],
+        rows,
+        drop=[c.header for c in sorted(columns, key=lambda c: c.drop) if c.drop],
+        rule_before=[len(result.classes)],
+        console=console,
+    )
 
 
 def _cell(column: Column, row: ClassRow) -> Text:
@@ -233,19 +212,16 @@ def _cell(column: Column, row: ClassRow) -> Text:
     return Text(text, style=style)
 
 
-def _below(result: Decomposition) -> Table:
+def _print_below(result: Decomposition, console: Console) -> None:
     """Checks, what it was measured on, and notes, their texts aligned."""
-    grid = Table.grid(padding=(0, 1, 0, 0))
-    grid.add_column(no_wrap=True)
-    grid.add_column(no_wrap=True)
-    grid.add_column(overflow="fold")
+    rows: list[list[Text]] = []
     for check in result.checks:
         mark = Text("ok", style="green") if check.ok else Text("FAILED", style="bold red")
-        grid.add_row(mark, Text(check.name), Text(check.detail, style="dim" if check.ok else "red"))
-    grid.add_row("on", "", Text(provenance_line(result), style="dim"))
+        rows.append([mark, Text(check.name), Text(check.detail, style="dim" if check.ok else "red")])
+    rows.append([Text("on"), Text(), Text(provenance_line(result), style="dim")])
     for note in filter(None, [above_roof(result), *result.notes]):
-        grid.add_row(Text("note", style="yellow"), "", Text(note))
-    return grid
+        rows.append([Text("note", style="yellow"), Text(), Text(note)])
+    print_table(["<", "<", "<"], rows, between=1, console=console)
 
 
 def provenance_line(result: Decomposition) -> str:

@@ -31,9 +31,10 @@ def quantity(value: float | None) -> str:
 def print_rows(rows: Sequence[SolRow]) -> None:
     """Three small tables that fit 80 columns: time and bounds, resources, counters per GMAC; then the disagreements."""
     print_table(
-        ["class<", "op<", "µs", "bound", "SOL", "mem", "SM", "DRAM", "occ"],
+        ["class<", "op<", "µs", "bound<", "SOL", "mem", "SM", "DRAM", "occ"],
         [[_label(r), r.op, f"{r.traced_us:.1f}", r.computed_bound, percent(r.computed_sol), percent(r.counted.memory_sol),
           percent(r.counted.sm_sol), percent(r.counted.dram_sol), percent(r.counted.achieved_occupancy)] for r in rows],
+        drop=["op", "occ", "DRAM"],
     )  # fmt: skip
     say("SOL: floor by the ledger and the measured ceilings / traced time. mem, SM, DRAM, occ: counted by ncu.", "dim")
     say()
@@ -41,11 +42,13 @@ def print_rows(rows: Sequence[SolRow]) -> None:
         ["class<", "regs", "smem KB", "blocks/SM", "waits on<"],
         [[_label(r), str(r.counted.registers), f"{r.counted.smem_bytes / 1024:.1f}", str(r.counted.blocks_per_sm), _stalls(r.counted)]
          for r in rows],
+        drop=["blocks/SM", "smem KB"],
     )  # fmt: skip
     say()
     print_table(
         ["per GMAC<", "GMAC", "warp instr.", "DRAM B", "L2 B", "smem wavefr."],
         [[_label(r), f"{r.gmac:.3f}", *(quantity(r.per_gmac[k]) for k in _PER_GMAC)] for r in rows if r.gmac],
+        drop=["smem wavefr.", "GMAC"],
     )  # fmt: skip
     for row in rows:
         for finding in row.findings:
@@ -95,9 +98,10 @@ def to_markdown(rows: Sequence[SolRow], about: dict[str, Any]) -> str:
 def print_counters(counters: Sequence[Counters]) -> None:
     """What a report says by itself, where no plan is known."""
     print_table(
-        ["kernel<", "µs", "mem", "SM", "DRAM", "occ", "regs", "blk/SM"],
-        [[short_name(c.kernel), f"{c.duration_ns / 1e3:.1f}", percent(c.memory_sol), percent(c.sm_sol), percent(c.dram_sol),
-          percent(c.achieved_occupancy), str(c.registers), str(c.blocks_per_sm)] for c in counters],
+        ["µs", "mem", "SM", "DRAM", "occ", "regs", "blk/SM", "kernel…"],
+        [[f"{c.duration_ns / 1e3:.1f}", percent(c.memory_sol), percent(c.sm_sol), percent(c.dram_sol),
+          percent(c.achieved_occupancy), str(c.registers), str(c.blocks_per_sm), c.kernel] for c in counters],
+        drop=["blk/SM", "regs", "occ", "DRAM"], short=short_name,
     )  # fmt: skip
     for c in counters:
         held = f"occupancy held by {' and '.join(c.limited_by)}" if c.limited_by else "occupancy limits not collected"

@@ -240,7 +240,9 @@ def test_the_printed_diff_fits_eighty_columns(
         "diff", *(str(folder / f"nsys_2026.2.1_2gpu_{side}.sqlite") for side in ("before", "after"))
     )
     assert status == 0
-    assert max(map(len, out.splitlines())) <= 80
+    kernels = [line for line in out.splitlines() if "operator ()()" in line or "flash_fwd_kernel<" in line]
+    assert kernels, "a pipe has the names whole"
+    assert max(len(line) for line in out[: out.index("kernel\n")].splitlines()) <= 80
     assert "no kernel improved; SendRecv per launch +41%" in out
 
 
