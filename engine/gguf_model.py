@@ -20,6 +20,7 @@ from engine.gguf_file import GgufFile
 from engine.gguf_geometry import read_geometry
 from engine.gguf_refusal import refusal
 from engine.tensors import TensorInfo, dequantize
+from engine.titles import gguf_title
 from engine.tokens import Tokenizer
 
 _SHARD = re.compile(r"(?P<prefix>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
@@ -53,6 +54,7 @@ class GgufModel:
             name: file.tensors[name].info for name, file in self._file_of.items() if not _IGNORED.match(name)
         }
         self.name = _printable(str(self.metadata.get("general.name") or path.stem))
+        self.title = _printable(gguf_title(self.metadata, path.stem))
         self.geometry = read_geometry(self)
         self.refusal = refusal(self)
 

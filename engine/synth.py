@@ -61,6 +61,7 @@ from engine.backend import Progress
 from engine.errors import ModelError
 from engine.geometry import Geometry
 from engine.tensors import TYPES, TensorInfo, block_of, dequantize, expected_shapes, ggml_type
+from engine.titles import title
 
 SPEC = "synth/1"
 GOLDEN = 0x9E3779B97F4A7C15
@@ -225,6 +226,7 @@ class SynthModel:
         """Raises ModelError when a matrix's row does not fill whole blocks of its type, or a type is unknown."""
         self.geometry, self.seed, self.note = geometry, seed, note
         self.name = geometry.name or f"{geometry.architecture}-{geometry.layers}x{geometry.hidden}"
+        self.title = title(self.name)
         self.tensors: dict[str, TensorInfo] = {}
         for tensor, shape in expected_shapes(geometry).items():
             kind = geometry.weight_types.get(tensor, "f32")

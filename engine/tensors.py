@@ -36,6 +36,7 @@ class Model(Protocol):
 
     geometry: Geometry
     name: str
+    title: str  # the name as a person writes it
     tensors: dict[str, TensorInfo]
     synthetic: bool
     note: str  # one sentence for a person on where the weights come from, or ""

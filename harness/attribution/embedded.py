@@ -192,6 +192,7 @@ def _provenance(
     facts |= state
     facts |= {
         "commit": provenance.commit(),
+        "model_title": model.title,
         "model_sha256": model.sha256(),
         "synthetic": bool(model.synthetic),
         "source": measured.trace.source,

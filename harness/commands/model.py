@@ -125,7 +125,7 @@ def synth(geometry: str, output: Path, seed: int, json_target: str | None) -> in
         return _emit(
             {"schema": "synth/1", "path": str(output), "bytes": size, "seed": seed, "geometry": geometry}, json_target
         )
-    click.echo(f"{output}: {geometry}, seed {seed}, {len(made.tensors)} tensors, {size / 1e6:.1f} MB.")
+    click.echo(f"{output}: {made.title}, seed {seed}, {len(made.tensors)} tensors, {size / 1e6:.1f} MB.")
     return Exit.DONE
 
 
@@ -354,7 +354,7 @@ def _print_info(model: Model, plan: Plan) -> None:
     g = plan.geometry
     stored = sum(t.n_bytes for t in model.tensors.values())
     where = f"synthetic, seed {model.seed}" if model.synthetic else str(model.path)
-    say(f"{model.name} ({where})")
+    say(f"{model.title} ({where})", "bold")
     if model.note:
         say(model.note)
     if model.refusal:

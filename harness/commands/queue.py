@@ -99,11 +99,12 @@ def landing_bars() -> dict[str, float]:
 
 def show(queue: Queue, path: Path) -> None:
     """The queue on a terminal or in a pipe."""
+    from harness.report.decomposition import titled
     from harness.report.table import print_table, say
 
     table = queue.table
     what = " · ".join(
-        filter(None, [table.model, f"{table.tokens} tokens" if table.tokens else "", table.device, table.regime])
+        filter(None, [titled(table), f"{table.tokens} tokens" if table.tokens else "", table.device, table.regime])
     )
     say(f"{path}: {what}", "bold")
     say(f"wall {queue.wall_ms:.2f} ms, busy {table.busy_ms:.2f} ms, gap {table.gap_ms:.2f} ms")

@@ -51,6 +51,7 @@ def new(
     With --meas-only and no --from, a decomposition is measured now; arguments after -- go to `harness decompose`.
     """
     from harness.attribution.decomposition import load_decomposition
+    from harness.report.decomposition import titled
     from harness.report.rounds import render_round
     from harness.rounds import make
     from harness.rounds.tables import newest
@@ -72,9 +73,7 @@ def new(
         status = Exit.DONE
     else:
         table = load_decomposition(table_path) if table_path else _decompose_now(decompose_args)
-        name = title or f"decomposition of {table.model or 'a trace'}" + (
-            f" at {table.tokens} tokens" if table.tokens else ""
-        )
+        name = title or f"decomposition of {titled(table)}" + (f" at {table.tokens} tokens" if table.tokens else "")
         path = make.measured_round(table, name)
         status = Exit.DONE if table.ok else Exit.CHECK_FAILED
     render_round(path)

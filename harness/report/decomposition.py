@@ -17,6 +17,7 @@ from harness.attribution.decompose import headline
 from harness.attribution.decomposition import ClassRow, Decomposition
 from harness.report.markdown import templates
 from harness.report.table import print_table, say
+from harness.report.words import WALL, in_one_unit
 
 BAR_CELLS = 10
 
@@ -142,14 +143,17 @@ def print_decomposition(result: Decomposition, console: Console | None = None) -
 
 def heading(result: Decomposition) -> list[tuple[str, str]]:
     """(line, style) of what was measured, and the wall."""
-    what = [result.model or "recorded trace"]
+    what = [titled(result)]
     if result.tokens:
         what.append(f"{result.tokens} tokens")
     what += [part for part in (result.device, result.regime if result.walls_ms else "") if part]
     lines = [(" · ".join(what), "bold")]
-    wall = f"wall {clock(result.wall_ms)}"
+    (median, *ends), unit = in_one_unit(
+        [result.wall_ms, *(f(result.walls_ms) for f in (min, max) if result.walls_ms)], WALL
+    )
+    wall = f"wall {median} {unit}"
     if result.walls_ms:
-        wall += f" median of {len(result.walls_ms)} ({clock(min(result.walls_ms))} … {clock(max(result.walls_ms))})"
+        wall += f" median of {len(result.walls_ms)} ({' … '.join(ends)} {unit})"
     if result.tok_per_s:
         wall += f" = {result.tok_per_s:,.0f} tok/s"
     if result.band_tok_per_s:
@@ -173,9 +177,11 @@ def changed_levers(result: Decomposition) -> str:
     return " ".join(f"{k}={v}" for k, v in result.levers.items() if defaults.get(k) != v)
 
 
-def clock(ms: float) -> str:
-    """A wall in the unit that reads best."""
-    return f"{ms / 1e3:.2f} s" if ms >= 10_000 else f"{ms:,.1f} ms" if ms >= 100 else f"{ms:.2f} ms"
+def titled(result: Decomposition) -> str:
+    """The model's name for a heading; its identifier stays `result.model`."""
+    from engine.titles import title
+
+    return str(result.provenance.get("model_title") or title(result.model)) or "recorded trace"
 
 
 def _print_table(result: Decomposition, console: Console) -> None:
@@ -260,8 +266,9 @@ def to_markdown(result: Decomposition, figure_path: str | None = None) -> str:
     """The same as Markdown, every column kept. figure_path: as the Markdown file should link it."""
     columns = columns_of(result)
     return templates().get_template("decomposition.md.j2").render(
-        d=result, heading=heading(result), headline=headline(result), totals=totals(result), columns=columns,
-        provenance=provenance_line(result), figure=figure_path, protocol=_protocol(result), bar=bar, above_roof=above_roof(result),
+        d=result, title=titled(result), heading=heading(result), headline=headline(result), totals=totals(result),
+        columns=columns, provenance=provenance_line(result), figure=figure_path, protocol=_protocol(result), bar=bar,
+        above_roof=above_roof(result),
     )  # fmt: skip
 
 

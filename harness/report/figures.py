@@ -71,9 +71,10 @@ def decomposition_figure(result: Decomposition, path: Path) -> None:
 
 
 def _heading(result: Decomposition) -> tuple[str, list[str | tuple[str, str]]]:
-    from harness.report.decomposition import clock
+    from harness.report.decomposition import titled
+    from harness.report.words import clock
 
-    what = [result.model or "recorded trace", f"{result.tokens} tokens" if result.tokens else "", result.device]
+    what = [titled(result), f"{result.tokens} tokens" if result.tokens else "", result.device]
     lines: list[str | tuple[str, str]] = []
     if result.walls_ms:
         speed = f" = {result.tok_per_s:,.0f} tok/s" if result.tok_per_s else ""

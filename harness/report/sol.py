@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from engine.titles import title
 from harness.attribution.diff import short_name
 from harness.report.table import print_table, say
 
@@ -62,7 +63,7 @@ def to_markdown(rows: Sequence[SolRow], about: dict[str, Any]) -> str:
     """The committed form: one table of bounds, one of resources and work, the disagreements, the provenance."""
     ceilings = about["ceilings"]
     lines = [
-        f"# Speed of light, counted: {about['model']}, {about['tokens']} tokens", "",
+        f"# Speed of light, counted: {title(about['model'])}, {about['tokens']} tokens", "",
         f"{about['device']}, {about['regime']} regime. Ceilings measured there: {ceilings['tflop_per_s']:.0f} TFLOP/s, "
         f"{ceilings['gb_per_s']:.0f} GB/s. One op per class (the median of the shape with most time), profiled by ncu with caches "
         "flushed and clocks as they are.", "",

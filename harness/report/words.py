@@ -25,11 +25,33 @@ def ms(value: float | None, digits: int = 2) -> str:
     return "–" if value is None else f"{value:.{digits}f}" if abs(value) >= 0.01 or value == 0 else f"{value:.4f}"
 
 
+Scale = tuple[tuple[float, float, int, str], ...]
+"""(from this value on, divided by, digits, unit), the largest first."""
+WALL: Scale = ((1e4, 1e3, 2, "s"), (1e2, 1, 1, "ms"), (0.1, 1, 2, "ms"), (0, 1e-3, 2, "µs"))
+"""Of milliseconds."""
+MEMORY: Scale = ((1e9, 1e9, 2, "GB"), (0, 1e6, 0, "MB"))
+"""Of bytes; GB are 10⁹."""
+
+
+def in_one_unit(values: Sequence[float], scale: Scale) -> tuple[list[str], str]:
+    """Figures that belong together (a range, before and after) in the one unit, with the digits, that the largest asks for."""
+    largest = max(map(abs, values))
+    _, by, digits, unit = next(step for step in scale if largest >= step[0])
+    return [f"{value / by:,.{digits}f}" for value in values], unit
+
+
+def clock(*values_ms: float) -> str:
+    """Milliseconds in the unit that reads best; several of them with one unit: "0.89 … 1.02 s"."""
+    figures, unit = in_one_unit(values_ms, WALL)
+    return f"{' … '.join(figures)} {unit}"
+
+
 def gigabytes(count: int | None) -> str:
-    """Bytes as GB (10⁹), or MB below one."""
+    """Bytes as GB, or MB below one; a dash for None."""
     if count is None:
         return "–"
-    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
+    (figure,), unit = in_one_unit([count], MEMORY)
+    return f"{figure} {unit}"
 
 
 def gain_of(record: RoundRecord) -> float | None:
@@ -61,4 +83,5 @@ def memory_change(record: RoundRecord) -> str:
     held = [record.arms[a].device_memory_bytes if a in record.arms else None for a in "AB"]
     if held[0] is None or held[1] is None:
         return ""
-    return f"; device memory {gigabytes(held[0])} → {gigabytes(held[1])}"
+    (before, after), unit = in_one_unit([held[0], held[1]], MEMORY)
+    return f"; device memory {before} {unit} → {after} {unit}"
