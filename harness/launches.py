@@ -5,10 +5,13 @@ Times are integer nanoseconds from the window's start, which is the first activi
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from pydantic import BaseModel, Field, ValidationError
 
 from engine.plan import ROLES
 from harness.errors import HarnessError, one_line
@@ -121,13 +124,42 @@ def union_ns(start_ns: pd.Series, end_ns: pd.Series) -> int:
     return int(reach[-1] - start[0] - gaps)
 
 
-def save(table: pd.DataFrame, path: Path) -> None:
+class Saved(BaseModel):
+    """What a saved table describes: with it, reading the table again gives the wall, the tok/s and the heading of the run."""
+
+    tokens: int | None = None
+    model: str = ""
+    source: str = ""  # host, cupti, nsys, kineto
+    device: str = ""  # the device's name
+    regime: str = "recorded"
+    levers: dict[str, Any] = {}
+    wall_ns: int | None = Field(default=None, gt=0)  # of the traced pass that the table holds
+    walls_ns: list[int] = []  # of the untraced runs
+    structure: str = ""
+    ceilings: dict[str, Any] | None = None
+    provenance: dict[str, Any] = {}
+    notes: list[str] = []
+    gap_parts_ms: dict[str, float] = {}
+
+
+_KEY = "harness"
+"""Of `DataFrame.attrs`, which pandas keeps in a Parquet file's metadata under "PANDAS_ATTRS"."""
+
+
+def save(table: pd.DataFrame, path: Path, about: Saved | None = None) -> None:
     """Writes Parquet whole or not at all: a killed run leaves the old file or none. Raises HarnessError."""
-    write_atomic(path, check(table).to_parquet(None, index=False))
+    stamped = check(table).copy(deep=False)
+    stamped.attrs = {_KEY: about.model_dump(mode="json")} if about else {}
+    write_atomic(path, stamped.to_parquet(None, index=False))
 
 
 def load(path: Path) -> pd.DataFrame:
     """A launch table from Parquet. Raises HarnessError for a file that is none, or whose texts or classes are none."""
+    return load_saved(path)[0]
+
+
+def load_saved(path: Path) -> tuple[pd.DataFrame, Saved | None]:
+    """A launch table from Parquet, and what it describes where the file says so. Raises HarnessError as `load` does."""
     from pyarrow import parquet
 
     try:
@@ -142,6 +174,7 @@ def load(path: Path) -> pd.DataFrame:
         raise HarnessError(
             f"{path} is not a readable Parquet launch table ({one_line(error)}); re-record it."
         ) from None
+    table.attrs = {}
     table = check(table)
     for name in TEXTS:
         if (gone := table[name].isna()).any():
@@ -152,4 +185,13 @@ def load(path: Path) -> pd.DataFrame:
         raise HarnessError(
             f"{path}: {unknown[0]!r} is no class of this program ({len(unknown)} such); re-record the trace, or decompose it again."
         )
-    return table
+    try:
+        described = json.loads((stored.schema.metadata or {}).get(b"PANDAS_ATTRS", b"{}")).get(_KEY)
+        about = Saved.model_validate(described) if described is not None else None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise HarnessError(f"{path}: its description is damaged ({where}: {first['msg']}); save it again.") from None
+    except (ValueError, AttributeError) as error:
+        raise HarnessError(f"{path}: its description is damaged ({one_line(error)}); save it again.") from None
+    return table, about

@@ -60,6 +60,7 @@ def decompose(
     gap_parts_ms: Mapping[str, float] | None = None,
     roles: pd.DataFrame | None = None,
     one_window: bool = True,
+    structure: str = "",
 ) -> Decomposition:
     """Attributes a traced window of `wall_ns` to classes.
 
@@ -72,6 +73,7 @@ def decompose(
     more_checks: what the caller checked itself (results' hashes), put beside ours.
     gap_parts_ms: name → ms of the gap that tracer or driver took, not the host.
     roles: the same launches classed by role (a foreign trace); a second view, with ratios of its own.
+    structure: what the graph holds, where no plan says it.
     one_window: the reference was measured in this window; where it was not, its ratios are marked.
 
     Raises HarnessError for an empty table, several devices, or a wall that is not positive. A check that fails does
@@ -129,7 +131,7 @@ def decompose(
         passes=list(passes or []),
         floor_ms=sum(r.floor_ms or 0.0 for r in rows) if ceilings else None,
         ceilings=ceilings.to_dict() if ceilings else None,
-        structure=plan.structure() if plan is not None else "",
+        structure=plan.structure() if plan is not None else structure,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         notes=list(notes),
         gap_parts_ms=dict(gap_parts_ms or {}),

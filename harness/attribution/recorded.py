@@ -7,7 +7,7 @@ a layer gives every product its place in it (`roles`), and both views, by family
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,9 +97,33 @@ def load_recorded(
         "provenance": {"trace": path.name, "trace_sha256": sha256_of(path), "gpu": trace.gpus.get(device, "")},
     }
     recorded = Recorded(table, wall_ns, about, matches=matches)
+    if trace.saved is not None:
+        _as_saved(recorded, trace.saved, path, whole=occurrence is None)
     if gguf is not None:
         _attribute(recorded, geometry_of(gguf), tokens, tail)
     return recorded
+
+
+def _as_saved(recorded: Recorded, saved: table_of.Saved, path: Path, *, whole: bool) -> None:
+    """Gives a table that we saved the facts of its run, in place; the walls and the tokens only where the window is `whole`."""
+    from harness.attribution.roofline import Ceilings
+
+    about = recorded.about
+    about |= {"model": saved.model, "regime": saved.regime, "levers": saved.levers}
+    about["provenance"] = saved.provenance | {k: v for k, v in about["provenance"].items() if v}
+    about["notes"] += saved.notes
+    if saved.ceilings:
+        known = {f.name: saved.ceilings[f.name] for f in fields(Ceilings) if f.name in saved.ceilings}
+        about["ceilings"] = Ceilings(**known)
+    if not whole:
+        return
+    recorded.wall_ns = saved.wall_ns or recorded.wall_ns
+    about |= {"structure": saved.structure, "untraced_wall_ns": saved.walls_ns, "gap_parts_ms": saved.gap_parts_ms}
+    if about["tokens"] not in (None, saved.tokens) and saved.tokens:
+        raise HarnessError(
+            f"{path} was saved of a prefill of {saved.tokens} tokens, not {about['tokens']}; leave out --tokens."
+        )
+    about["tokens"] = saved.tokens or about["tokens"]
 
 
 def read_trace(path: Path, source: str = "auto") -> Trace:
@@ -132,10 +156,12 @@ def _read(path: Path, source: str, range_: str | None) -> tuple[Trace, list[tupl
         return (read_kineto(path), []) if range_ is None else read_kineto_ranges(path, range_)
     if range_ is not None:
         raise HarnessError(f"{path} is a launch table and holds no ranges; give the trace that it was made from.")
-    table = table_of.load(path)
+    table, saved = table_of.load_saved(path)
     if len(table) == 0:
         raise HarnessError(f"{path} holds no launch; record a window in which the forward runs.")
-    return Trace(table, int(table["end_ns"].max()), source if source in ("cupti", "host") else ""), []
+    told = source if source in ("cupti", "host") else saved.source if saved else ""
+    gpus = {int(table["device"].iloc[0]): saved.device} if saved and saved.device else {}
+    return Trace(table, int(table["end_ns"].max()), told, gpus=gpus, saved=saved), []
 
 
 def _kind(path: Path) -> str:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from harness.attribution.decompose import Decomposition
+    from harness.launches import Saved
 
 
 @click.command()
@@ -182,6 +183,15 @@ def _reference(path: Path | None, *, same_window: bool) -> Decomposition | None:
     return reference
 
 
+def _saved(result: Decomposition) -> Saved:
+    """What `--trace launches.parquet` needs to give this heading again."""
+    from harness.launches import Saved
+
+    kept = {key: value for key, value in result.to_dict().items() if key in Saved.model_fields}
+    walls = [round(wall * 1e6) for wall in result.walls_ms]
+    return Saved.model_validate(kept | {"wall_ns": round(result.traced_wall_ms * 1e6), "walls_ns": walls})
+
+
 def _write(result: Decomposition, launches: pd.DataFrame, json_path: str | None, markdown: Path | None,
            plot: Path | None, save: Path | None) -> None:  # fmt: skip
     """Every file that was asked for, also when a check failed: each appears whole or not at all."""
@@ -196,7 +206,7 @@ def _write(result: Decomposition, launches: pd.DataFrame, json_path: str | None,
         # What is saved is passed on: notes quote NVTX ranges, and provenance what a trace says of its machine.
         passed_on = type(result).model_validate(clean_json(result.to_dict()))
         emit_json(passed_on.to_dict(), str(save / "decomposition.json"))
-        table.save(launches, save / "launches.parquet")
+        table.save(launches, save / "launches.parquet", _saved(passed_on))
         decomposition_figure(passed_on, save / "decomposition.png")
         write_atomic(save / "README.md", to_markdown(passed_on, "decomposition.png"))
     if plot:

@@ -60,7 +60,7 @@ def _show_info(found: dict[str, Any]) -> None:
     say(f"{found['file']} · {found['source'] or 'launch table'}", "bold")
     rows = [
         [
-            f"{d['device']} {d['gpu']}".strip(),
+            f"{d['device'] if d['device'] >= 0 else 'host'} {d['gpu']}".strip(),
             " + ".join(f"{n:,} {kind}" for kind, n in d["launches"].items()),
             f"{d['kernel_sum_ns'] / 1e6:,.6f}",
             f"{d['activity_sum_ns'] / 1e6:,.6f}",

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
+from harness.launches import Saved
+
 
 @dataclass
 class Trace:
@@ -24,3 +26,5 @@ class Trace:
     """Device → the GPU's name, where the recording tells it."""
     overheads: dict[str, np.ndarray] = field(default_factory=dict)
     """Time that tracer or driver took on the host: name → int64 [n, 2] intervals in the launch table's ns."""
+    saved: Saved | None = None
+    """What a table that we saved ourselves says of its run."""

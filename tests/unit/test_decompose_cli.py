@@ -77,6 +77,20 @@ def test_one_command_writes_everything(harness: Run, tmp_path: Path) -> None:
     assert len(launches.load(tmp_path / "all" / "launches.parquet")) == d.launches
 
 
+def test_a_saved_table_gives_the_heading_of_its_run_again(harness: Run, tmp_path: Path) -> None:
+    table = tmp_path / "all" / "launches.parquet"
+    _, first, _ = harness(*TINY, "--set", "concat=on", "--save", table.parent)
+    _, again, _ = harness("decompose", "--trace", table, "--json", tmp_path / "again.json")
+    heading = first[: first.index("ok ")]
+    assert "128 tokens" in heading and "tok/s" in heading and "levers concat=on" in heading
+    assert again.startswith(heading)
+    before, after = (load_decomposition(p) for p in (table.with_name("decomposition.json"), tmp_path / "again.json"))
+    assert (after.config_hash, after.walls_ms, after.classes) == (before.config_hash, before.walls_ms, before.classes)
+    assert after.provenance["trace"] == "launches.parquet"
+    status, _, err = harness("decompose", "--trace", table, "--tokens", "64")
+    assert status == 1 and "was saved of a prefill of 128 tokens, not 64" in err
+
+
 def test_json_on_stdout_is_alone_there(harness: Run) -> None:
     _, out, _ = harness(*TINY, "--runs", "1", "--json", "-")
     assert json.loads(out)["schema"] == "decomposition/1"

@@ -43,6 +43,20 @@ def test_a_table_survives_parquet(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["t.parquet"]
 
 
+def test_what_a_table_describes_is_kept_in_its_file_and_an_old_file_has_none(tmp_path: Path) -> None:
+    table = launches.from_columns(name=["a", "b"], kind="kernel", start_ns=[0, 5], end_ns=[3, 9], device=0)
+    about = launches.Saved(tokens=512, model="m", device="a GPU", levers={"concat": "on"}, wall_ns=10, walls_ns=[9, 11])
+    launches.save(table, tmp_path / "t.parquet", about)
+    read, found = launches.load_saved(tmp_path / "t.parquet")
+    assert found == about and read.attrs == {}
+    table.to_parquet(tmp_path / "old.parquet", index=False)
+    assert launches.load_saved(tmp_path / "old.parquet")[1] is None
+    table.attrs = {"harness": {"tokens": "many"}}
+    table.to_parquet(tmp_path / "damaged.parquet", index=False)
+    with pytest.raises(HarnessError, match=r"damaged\.parquet: its description is damaged \(tokens: "):
+        launches.load(tmp_path / "damaged.parquet")
+
+
 def test_a_launch_that_ends_before_it_starts_is_named() -> None:
     with pytest.raises(HarnessError, match=r"'bad' at 10 ns ends before it starts"):
         launches.from_columns(name=["good", "bad"], kind="kernel", start_ns=[0, 10], end_ns=[1, 9], device=0)
