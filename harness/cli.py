@@ -44,6 +44,15 @@ class CommandRoom(click.Group):
         super().__init__(*arguments, **settings)
         self.commands = Room()  # type: ignore[assignment]  # click only reads it
 
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """What no command's own help says: the environment, and completion."""
+        from harness.environment import COMPLETION, VARIABLES
+
+        with formatter.section("Environment"):
+            formatter.write_dl(list(VARIABLES))
+        with formatter.section("Completion, as a line of the shell's start-up file"):
+            formatter.write_dl([(shell, line) for shell, line, _ in COMPLETION])
+
 
 @click.group(cls=CommandRoom, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="prefill-harness")

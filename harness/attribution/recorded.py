@@ -173,6 +173,10 @@ def _kind(path: Path) -> str:
     with path.open("rb") as file:
         magic = file.read(16)
     name = path.name.lower()
+    if magic.startswith(b"NVR\0") or name.endswith(".ncu-rep"):
+        raise HarnessError(
+            f"{path} is a report of Nsight Compute, not a trace; read it with `harness sol --ncu-rep {path}`."
+        )
     if magic.startswith(b"SQLite format 3") or name.endswith((".sqlite", ".nsys-rep", ".qdstrm", ".db")):
         return "nsys"
     if magic.startswith(b"PAR1") or name.endswith(".parquet"):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from harness.errors import HarnessError
 
@@ -16,9 +17,58 @@ TAIL = click.Choice(["last_row", "ffn_last_row", "full"])
 """What the last layer computes: `engine.levers.Levers.tail`, which is not imported for `--help`."""
 
 
+OTHERS = {
+    ".csv", ".tsv", ".md", ".markdown", ".html", ".yaml", ".yml", ".toml", ".xml", ".xlsx", ".png", ".svg", ".pdf", ".jpg", ".parquet",
+    ".sqlite", ".npy", ".gguf", ".json", ".jsonl", ".gz", ".ncu-rep", ".nsys-rep",
+}  # fmt: skip
+"""Suffixes that promise a format."""
+
+
+def written_as(what: str, *suffixes: str) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    """A click callback that refuses a path whose suffix promises another format than `what`, the one that is written."""
+
+    def check(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
+        suffix = Path(value or "").suffix.lower()
+        if suffix in OTHERS and suffix not in suffixes:
+            stdout = ', or give "-" for stdout' if what == "JSON" else ""
+            raise click.BadParameter(f"{value} is no name for {what}; end it in {' or '.join(suffixes)}{stdout}.")
+        return value
+
+    return check
+
+
+json_named = written_as("JSON", ".json")
+
+
+def complete_model(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Names of `harness model list`, and files."""
+    from engine.models import known
+
+    names = [CompletionItem(name, help=what) for name, what in known() if name.startswith(incomplete)]
+    return [*names, CompletionItem(incomplete, type="file")]
+
+
+def complete_lever(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """`lever=value` of every lever whose values are named, `lever=` of the others."""
+    from engine.levers import describe
+
+    pairs = [f"{name}={v if '|' in values else ''}" for name, values, _ in describe() for v in values.split(" | ")]
+    return [CompletionItem(pair) for pair in pairs if pair.startswith(incomplete)]
+
+
+def complete_round(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Numbers of the rounds below ./reports."""
+    from harness.rounds.store import round_dirs
+
+    found = [path.name.partition("-") for path in round_dirs()]
+    return [CompletionItem(number, help=slug) for number, _, slug in found if number.startswith(incomplete)]
+
+
 def json_option(what: str) -> Callable[[Any], Any]:
     """`--json PATH`, passed on as `json_path`: where `what` goes as JSON; "-" is stdout, and nothing else goes there."""
-    return click.option("--json", "json_path", metavar="PATH", help=f'Write {what}; "-" is stdout.')
+    return click.option(
+        "--json", "json_path", metavar="PATH", callback=json_named, help=f'Write {what}; "-" is stdout.'
+    )
 
 
 def lever_values(settings: tuple[str, ...], option: str) -> dict[str, Any]:

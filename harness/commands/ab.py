@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from harness.commands._options import FILE, json_option
+from harness.commands._options import FILE, complete_model, complete_round, json_option
 from harness.errors import Exit
 
 if TYPE_CHECKING:
@@ -15,17 +15,24 @@ if TYPE_CHECKING:
     from harness.rounds.record import RoundRecord
 
 
-@click.command()
+@click.command(short_help="Did the lever work? Gates, then pairs.")
 @click.argument("configs", nargs=-1, type=FILE)
 @click.option("--aa", is_flag=True, help="Run BASE against itself: it should never land.")
 @click.option("--basket", is_flag=True, help="BASE A B: base, A, B and A+B in one window (2 × 2), decided on A+B.")
-@click.option("--resume", metavar="NNNN", help="Continue a round; its evidence is kept (another window multiplies it).")
+@click.option(
+    "--resume",
+    shell_complete=complete_round,
+    metavar="NNNN",
+    help="Continue a round; its evidence is kept (another window multiplies it).",
+)
 @click.option("--protocol", default="landing", show_default=True, help="landing, landing-strict, or a YAML file.")
 @click.option("--strict", is_flag=True, help="Short for --protocol landing-strict (bar 3 %, alpha 1 %).")
 @click.option(
     "--tokens", type=click.IntRange(min=1), help="Tokens of the prefill, in both arms.  [default: the config's]"
 )
-@click.option("--model", help="A GGUF file or a preset, in both arms.  [default: the config's]")
+@click.option(
+    "--model", shell_complete=complete_model, help="A GGUF file or a preset, in both arms.  [default: the config's]"
+)
 @click.option("--regime", type=click.Choice(["burst", "sustained"]), help="[default: the protocol's, burst]")
 @click.option(
     "--inner", type=click.IntRange(min=1), help="Timed forwards of a half (odd).  [default: calibrated, else 5]"

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from harness.commands._options import FILE, json_option
+from harness.commands._options import FILE, complete_model, json_option
 from harness.errors import Exit
 
 if TYPE_CHECKING:
     from harness.ab.calibration import Calibration
 
 
-@click.command()
+@click.command(short_help="How fine can this machine decide?")
 @click.argument("base", type=FILE)
 @click.option("--regime", type=click.Choice(["burst", "sustained", "both"]), default="both", show_default=True)
 @click.option("--protocol", default="landing", show_default=True, help="landing, landing-strict, or a YAML file.")
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     help="Forwards of a half to choose among (odd).",
 )
 @click.option("--tokens", type=click.IntRange(min=1), help="Tokens of the prefill.  [default: the config's]")
-@click.option("--model", help="A GGUF file or a preset.  [default: the config's]")
+@click.option("--model", shell_complete=complete_model, help="A GGUF file or a preset.  [default: the config's]")
 @click.option("--planted/--no-planted", default=True, show_default=True, help="Check the chain on planted gains.")
 @click.option("--boots", type=click.IntRange(min=1), help="Processes per arm.  [default: a fresh one for every half]")
 @click.option("--seed", type=int, help="[default: drawn]")

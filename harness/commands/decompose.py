@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from harness.commands._options import FILE, FOLDER, TAIL, json_option, lever_values
+from harness.commands._options import (
+    FILE,
+    FOLDER,
+    TAIL,
+    complete_lever,
+    complete_model,
+    json_option,
+    lever_values,
+    written_as,
+)
 from harness.errors import Exit, HarnessError
 
 if TYPE_CHECKING:
@@ -18,12 +27,24 @@ if TYPE_CHECKING:
     from harness.launches import Saved
 
 
-@click.command()
+@click.command(short_help="Where does the wall of a prefill go?")
+@click.argument("file", required=False, type=FILE)
 @click.option("--tokens", type=click.IntRange(min=1), help="Tokens of the prefill.  [default: the config's, else 3325]")
-@click.option("--model", help="A GGUF file or a geometry preset.  [default: the config's, else the machine's default]")
+@click.option(
+    "--model",
+    shell_complete=complete_model,
+    help="A GGUF file or a geometry preset.  [default: the config's, else the machine's default]",
+)
 @click.option("--config", type=FILE, help="An arm's YAML (experiments/base.yaml).")
 @click.option("--backend", type=click.Choice(["auto", "cpu", "cuda"]), help="[default: the config's, else auto]")
-@click.option("--set", "settings", multiple=True, metavar="LEVER=VALUE", help="Turn a lever; may be repeated.")
+@click.option(
+    "--set",
+    "settings",
+    shell_complete=complete_lever,
+    multiple=True,
+    metavar="LEVER=VALUE",
+    help="Turn a lever; may be repeated.",
+)
 @click.option("--regime", type=click.Choice(["burst", "sustained"]), help="[default: the protocol's, burst]")
 @click.option("--runs", type=click.IntRange(min=1), help="Untraced runs.  [default: the protocol's, GPU 7, CPU 3]")
 @click.option("--protocol", default="decompose", show_default=True, help="A protocol's name or YAML file.")
@@ -38,7 +59,9 @@ if TYPE_CHECKING:
     help="Measure (or read cached) ceilings for bound and SOL.",
 )
 @json_option("the decomposition as JSON")
-@click.option("--markdown", type=FILE, help="Write it as Markdown.")
+@click.option(
+    "--markdown", type=FILE, callback=written_as("Markdown", ".md", ".markdown"), help="Write it as Markdown."
+)
 @click.option("--plot", type=FILE, help="Write the figure (PNG, SVG or PDF).")
 @click.option("--save", type=FOLDER, help="Write JSON, Markdown, PNG and launches.parquet there.")
 @click.option(
@@ -56,22 +79,28 @@ if TYPE_CHECKING:
 )
 @click.option("--device", type=int, help="With --trace: the device's ordinal, where it holds several.")
 @click.option("--rules", type=FILE, multiple=True, help="With --trace: a rule file, tried before the packaged ones.")
-@click.option("--gguf", help="With --trace: the model's GGUF (or a preset), for GMAC and roles.")
+@click.option(
+    "--gguf", shell_complete=complete_model, help="With --trace: the model's GGUF (or a preset), for GMAC and roles."
+)
 @click.option("--range", "range_", metavar="NVTX", help="With --trace: the window is this NVTX range.")
 @click.option(
     "--occurrence", type=click.IntRange(min=1), help="With --trace: the K-th prefill, by the repeating launches."
 )
 @click.option("--tail", type=TAIL, help="With --gguf: what the last layer computes.")
-def command(json_path: str | None, markdown: Path | None, plot: Path | None, save: Path | None, trace_path: Path | None,
+def command(file: Path | None, json_path: str | None, markdown: Path | None, plot: Path | None, save: Path | None, trace_path: Path | None,
             device: int | None, rules: tuple[Path, ...], gguf: str | None, range_: str | None, occurrence: int | None,
             tail: str | None, **options: Any) -> int:  # fmt: skip
-    """Run a full prefill and say where its wall goes.
+    """Run a full prefill and say where its wall goes; with FILE, the same of a recorded trace (as --trace FILE).
 
     The wall is the median of untraced runs; the table is a traced pass of its own. Every launch is charged to one class,
     and the checks under the table say whether to believe it. Exit status 6: a check failed (files are written anyway).
     """
     from harness.files import check_writable
 
+    if file is not None:
+        if trace_path is not None:
+            raise click.UsageError(f"{file} and --trace {trace_path} are two traces; give one.")
+        trace_path = _trace(file)
     if plot:
         from harness.report.style import figure_format
 
@@ -103,11 +132,36 @@ def command(json_path: str | None, markdown: Path | None, plot: Path | None, sav
     return Exit.DONE if result.ok else Exit.CHECK_FAILED
 
 
+def _trace(file: Path) -> Path:
+    """The trace that was named without --trace. A usage error says which option a token count, a model or a config goes with."""
+    from engine.models import known
+
+    name = str(file)
+    if file.exists() and file.suffix not in (".gguf", ".yaml", ".yml"):
+        with file.open("rb") as opened:
+            if b'"decomposition/1"' in opened.read(200):
+                raise click.UsageError(
+                    f"{name} is a decomposition already; `harness queue {name}` ranks it, `harness diff` compares two."
+                )
+        return file
+    if name.replace("_", "").isdecimal():
+        meant = f"a token count goes with --tokens {name}"
+    elif file.suffix == ".gguf" or name in (n for n, _ in known()):
+        meant = f"a model goes with --model {name} (of a recorded trace: --gguf {name})"
+    elif file.suffix in (".yaml", ".yml"):
+        meant = f"an arm's config goes with --config {name}"
+    else:
+        return file
+    raise click.UsageError(f"{name} is no trace; {meant}.")
+
+
 def _refuse(names: tuple[str, ...], options: dict[str, Any]) -> None:
     """A usage error for options of our own engine beside a recorded trace: they would change nothing."""
     if given := next((name for name in names if options[name]), None):
         hint = "; name the trace's model with --gguf" if given == "model" else ""
-        raise click.UsageError(f"--{'set' if given == 'settings' else given} does not go with --trace{hint}.")
+        raise click.UsageError(
+            f"--{'set' if given == 'settings' else given} does not go with a recorded trace (--trace){hint}."
+        )
 
 
 def _measured(options: dict[str, Any]) -> tuple[Decomposition, pd.DataFrame]:

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from harness.commands._options import FILE, json_option
+from harness.commands._options import FILE, json_option, written_as
 from harness.errors import Exit
 
 if TYPE_CHECKING:
     from harness.attribution.diff import Diff, Row, Side
 
 
-@click.command()
+@click.command(short_help="What changed between two tables or traces?")
 @click.argument("before", type=FILE)
 @click.argument("after", type=FILE)
 @click.option("--device", type=int, help="With traces: one device's launches only.  [default: all devices, pooled]")
@@ -31,7 +31,12 @@ if TYPE_CHECKING:
     show_default=True,
     help="With traces: how many kernels to list by name.",
 )
-@click.option("--plot", type=FILE, help="Write what each class gained or cost (PNG, SVG or PDF).")
+@click.option(
+    "--plot",
+    type=FILE,
+    callback=written_as("a figure", ".png", ".svg", ".pdf"),
+    help="Write what each class gained or cost (PNG, SVG or PDF).",
+)
 @json_option('"diff/1" JSON')
 def command(
     before: Path, after: Path, device: int | None, rules: tuple[Path, ...], across_windows: bool, kernels: int, plot: Path | None,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from harness.attribution.roofline import Ceilings
 
 
-@click.command()
+@click.command(short_help="What is here, what is missing, what installs it.")
 @click.option("--ceilings", is_flag=True, help="Also measure this machine's ceilings (GEMM, memory) and cache them.")
 @click.option(
     "--regime",

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import click
 
-from harness.commands._options import FILE, json_option
+from harness.commands._options import FILE, complete_model, json_option
 from harness.errors import Exit, HarnessError
 
 
-@click.command()
+@click.command(short_help="Does the lever still compute the same?")
 @click.argument("base", type=FILE)
 @click.argument("lever", type=FILE)
 @click.option("--protocol", default="gates", show_default=True, help="Limits: a protocol's name or a YAML file.")
 @click.option("--tokens", type=click.IntRange(min=1), help="Tokens of the timed shape.  [default: the configs']")
-@click.option("--model", help="A GGUF file or a preset.  [default: the configs']")
+@click.option("--model", shell_complete=complete_model, help="A GGUF file or a preset.  [default: the configs']")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the random tokens.")
 @json_option("the results as JSON")
 def command(

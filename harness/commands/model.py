@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from harness.commands._options import FILE, TAIL, lever_values
+from harness.commands._options import FILE, TAIL, complete_lever, complete_model, json_named, lever_values, written_as
 from harness.errors import Exit, HarnessError
 
 if TYPE_CHECKING:
@@ -17,17 +17,24 @@ if TYPE_CHECKING:
     from engine.tensors import Model
 
 MODEL = click.option(
-    "--model", metavar="NAME|PATH", help="A .gguf file or a name of `harness model list`. Default: this machine's."
+    "--model",
+    shell_complete=complete_model,
+    metavar="NAME|PATH",
+    help="A .gguf file or a name of `harness model list`. Default: this machine's.",
 )
 JSON = click.option(
-    "--json", "json_target", metavar="PATH", help='Write JSON here; "-" for stdout, and nothing else there.'
+    "--json",
+    "json_target",
+    callback=json_named,
+    metavar="PATH",
+    help='Write JSON here; "-" for stdout, and nothing else there.',
 )
 SEED = click.option(
     "--seed", default=0, show_default=True, type=click.IntRange(0, 2**63 - 1), help="Seed of synthetic weights."
 )
 
 
-@click.group()
+@click.group(short_help="What a model is, before it runs.")
 def command() -> None:
     """What a model is, before it runs: geometry, ledger, weights, tokens."""
 
@@ -47,7 +54,7 @@ def list_(json_target: str | None) -> int:
     return Exit.DONE
 
 
-@command.command()
+@command.command(short_help="Geometry and the ledger, per class.")
 @MODEL
 @click.option("--tokens", default=3325, show_default=True, type=click.IntRange(1), help="Rows of the prefill.")
 @click.option(
@@ -98,9 +105,9 @@ def info(
     return Exit.DONE
 
 
-@command.command()
+@command.command(short_help="Write synthetic weights as a GGUF.")
 @click.argument("geometry")
-@click.option("-o", "--output", required=True, type=FILE, metavar="FILE.gguf")
+@click.option("-o", "--output", required=True, type=FILE, callback=written_as("a GGUF", ".gguf"), metavar="FILE.gguf")
 @SEED
 @JSON
 def synth(geometry: str, output: Path, seed: int, json_target: str | None) -> int:
@@ -129,7 +136,7 @@ def synth(geometry: str, output: Path, seed: int, json_target: str | None) -> in
     return Exit.DONE
 
 
-@command.command()
+@command.command(short_help="Greedy text with a KV cache.")
 @click.option("--prompt", metavar="TEXT", help="Text, tokenised by the model's own vocabulary.")
 @click.option(
     "--ids",
@@ -139,11 +146,18 @@ def synth(geometry: str, output: Path, seed: int, json_target: str | None) -> in
 )
 @click.option("-n", "count", default=32, show_default=True, type=click.IntRange(1), help="Tokens to generate.")
 @MODEL
-@click.option("--logits", type=FILE, metavar="FILE.npy", help="Save the prefill's last-token logits (float32 [vocab]).")
+@click.option(
+    "--logits",
+    type=FILE,
+    callback=written_as("a NumPy array", ".npy"),
+    metavar="FILE.npy",
+    help="Save the prefill's last-token logits (float32 [vocab]).",
+)
 @click.option("--backend", default="auto", show_default=True, type=click.Choice(["auto", "cpu", "cuda"]))
 @click.option(
     "--lever",
     "lever_settings",
+    shell_complete=complete_lever,
     multiple=True,
     metavar="NAME=VALUE",
     help="Turn a lever (`harness model levers`); may be repeated.",
@@ -197,7 +211,7 @@ def greedy(
     return Exit.DONE
 
 
-@command.command()
+@command.command(short_help="Every switch of the embedded engine.")
 @JSON
 def levers(json_target: str | None) -> int:
     """Every switch of the embedded engine, its values and default."""
@@ -214,7 +228,7 @@ def levers(json_target: str | None) -> int:
     return Exit.DONE
 
 
-@command.command()
+@command.command(short_help="Fetch SmolLM2-135M-Instruct, 98 MB.")
 @JSON
 def fetch(json_target: str | None) -> int:
     """Fetch SmolLM2-135M-Instruct (98 MB) into the cache, checked by SHA-256."""

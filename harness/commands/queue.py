@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from harness.commands._options import FILE, json_option
+from harness.commands._options import FILE, json_option, written_as
 from harness.errors import Exit, HarnessError
 
 if TYPE_CHECKING:
     from harness.attribution.queue import Queue
 
 
-@click.command()
+@click.command(short_help="What is worth doing next?")
 @click.argument("decomposition", required=False, type=FILE)
 @click.option(
     "--claim",
@@ -29,7 +29,12 @@ if TYPE_CHECKING:
     help="One bar instead of the landing protocols' two, as a fraction.",
 )
 @click.option("--stale-ok", is_flag=True, help="Use a table that has expired.")
-@click.option("--plot", type=FILE, help="Write share × ratio, with what each class could give back (PNG, SVG or PDF).")
+@click.option(
+    "--plot",
+    type=FILE,
+    callback=written_as("a figure", ".png", ".svg", ".pdf"),
+    help="Write share × ratio, with what each class could give back (PNG, SVG or PDF).",
+)
 @json_option('"queue/1" JSON')
 def command(
     decomposition: Path | None,

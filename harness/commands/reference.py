@@ -6,16 +6,16 @@ from pathlib import Path
 
 import click
 
-from harness.commands._options import FILE, TAIL
+from harness.commands._options import FILE, TAIL, json_named, written_as
 from harness.errors import Exit
 
 
-@click.group()
+@click.group(short_help="Measure the engine that ratios are against.")
 def command() -> None:
     """Measure a reference engine in this window, for `harness decompose --reference`."""
 
 
-@command.command("llama-bench")
+@command.command("llama-bench", short_help="Run llama-bench as the reference.")
 @click.option("--bin", "binary", type=FILE, required=True, help="llama-bench itself.")
 @click.option("-m", "--gguf", type=FILE, required=True, help="The GGUF that both engines run.")
 @click.option("--tokens", type=click.IntRange(min=1), default=3325, show_default=True)
@@ -31,10 +31,17 @@ def command() -> None:
 @click.option(
     "--timeout", type=click.FloatRange(min=1), default=600, show_default=True, help="Seconds for each of the two runs."
 )
-@click.option("--trace", "trace_to", type=FILE, help="Keep the scrubbed nsys export here.")
+@click.option(
+    "--trace",
+    "trace_to",
+    type=FILE,
+    callback=written_as("an nsys export", ".sqlite"),
+    help="Keep the scrubbed nsys export here.",
+)
 @click.option(
     "--json",
     "json_path",
+    callback=json_named,
     metavar="PATH",
     default="reference.json",
     show_default=True,

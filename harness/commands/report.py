@@ -8,7 +8,7 @@ from harness.commands._options import json_option
 from harness.errors import Exit
 
 
-@click.command()
+@click.command(short_help="Rebuild every page from its JSON.")
 @click.option(
     "--figures/--no-figures",
     default=True,

@@ -7,16 +7,16 @@ from typing import Any
 
 import click
 
-from harness.commands._options import FILE, json_option
+from harness.commands._options import FILE, complete_round, json_option
 from harness.errors import Exit, HarnessError
 
 
-@click.group()
+@click.group(short_help="The ledger of rounds.")
 def command() -> None:
     """The ledger of rounds: what was tried, what it gave, when it is worth another look."""
 
 
-@command.command(context_settings={"ignore_unknown_options": False})
+@command.command(context_settings={"ignore_unknown_options": False}, short_help="Make a round without an A/B.")
 @click.option("--meas-only", is_flag=True, help="A round that holds a decomposition and no lever.")
 @click.option(
     "--analysis-negative",
@@ -95,7 +95,7 @@ def _decompose_now(arguments: tuple[str, ...]) -> Any:
 
 
 @command.command()
-@click.argument("number")
+@click.argument("number", shell_complete=complete_round)
 @json_option("the record as JSON")
 def show(number: str, json_path: str | None) -> int:
     """Print one round."""
@@ -200,8 +200,8 @@ def list_(json_path: str | None) -> int:
     return Exit.DONE
 
 
-@command.command()
-@click.argument("numbers", nargs=-1)
+@command.command(short_help="Recompute rounds from their samples.")
+@click.argument("numbers", nargs=-1, shell_complete=complete_round)
 @json_option("what was found as JSON")
 def verify(numbers: tuple[str, ...], json_path: str | None) -> int:
     """Recompute everything that a round concludes from its samples; without NUMBERS, every finished round.
@@ -244,8 +244,8 @@ def verify(numbers: tuple[str, ...], json_path: str | None) -> int:
     return Exit.DONE
 
 
-@command.command()
-@click.argument("number")
+@command.command(short_help="Write a round's lessons and conditions.")
+@click.argument("number", shell_complete=complete_round)
 @click.option("--lessons", help="What the next round should know.")
 @click.option("--background", help="Why this round, and why now.")
 @click.option(
@@ -291,9 +291,9 @@ def close(
     return Exit.DONE
 
 
-@command.command()
-@click.argument("number")
-@click.option("--by", metavar="NUMBER", help="The later round whose figure takes over.")
+@command.command(short_help="Supersede a round's figure.")
+@click.argument("number", shell_complete=complete_round)
+@click.option("--by", shell_complete=complete_round, metavar="NUMBER", help="The later round whose figure takes over.")
 @click.option("--why", required=True, help="What was wrong with the old figure.")
 def correct(number: str, by: str | None, why: str) -> int:
     """Supersede a round's figure by a newer round's; the old one stays, struck through in the index.
@@ -312,8 +312,8 @@ def correct(number: str, by: str | None, why: str) -> int:
     return Exit.DONE
 
 
-@command.command()
-@click.argument("number")
+@command.command(short_help="Make what landed the new base.")
+@click.argument("number", shell_complete=complete_round)
 @click.option(
     "--base",
     type=FILE,

@@ -7,13 +7,17 @@ from pathlib import Path
 
 import click
 
-from harness.commands._options import FILE, json_option
+from harness.commands._options import FILE, complete_model, json_option, written_as
 from harness.errors import Exit, HarnessError
 
 
-@click.command()
+@click.command(short_help="What bounds a class? Profile it with ncu.")
 @click.option("--tokens", type=click.IntRange(min=1), help="Tokens of the prefill.  [default: the config's, else 3325]")
-@click.option("--model", help="A GGUF file or a geometry preset.  [default: the config's, else the machine's default]")
+@click.option(
+    "--model",
+    shell_complete=complete_model,
+    help="A GGUF file or a geometry preset.  [default: the config's, else the machine's default]",
+)
 @click.option("--config", type=FILE, help="An arm's YAML (experiments/base.yaml).")
 @click.option("--class", "classes", multiple=True, metavar="CLASS", help="Only these classes; may be repeated.")
 @click.option("--regime", type=click.Choice(["burst", "sustained"]), default="burst", show_default=True)
@@ -28,7 +32,9 @@ from harness.errors import Exit, HarnessError
 )
 @click.option("--save", type=FILE, default=Path("sol.ncu-rep"), show_default=True, help="Where the .ncu-rep is left.")
 @json_option("the rows as JSON")
-@click.option("--markdown", type=FILE, help="Write them as Markdown.")
+@click.option(
+    "--markdown", type=FILE, callback=written_as("Markdown", ".md", ".markdown"), help="Write them as Markdown."
+)
 def command(
     tokens: int | None, model: str | None, config: Path | None, classes: tuple[str, ...], regime: str, report: Path | None,
     gmac: float | None, at_tokens: int | None, save: Path, json_path: str | None, markdown: Path | None,

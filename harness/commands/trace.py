@@ -7,16 +7,16 @@ from typing import Any
 
 import click
 
-from harness.commands._options import FILE, json_option
+from harness.commands._options import FILE, json_option, written_as
 from harness.errors import Exit
 
 
-@click.group()
+@click.group(short_help="Look into recorded traces, or record one.")
 def command() -> None:
     """Recorded traces: nsys exports (.sqlite, .nsys-rep), PyTorch profiler JSON, launches.parquet."""
 
 
-@command.command()
+@command.command(short_help="What a trace holds.")
 @click.argument("file", type=FILE)
 @json_option("JSON")
 def info(file: Path, json_path: str | None) -> int:
@@ -75,7 +75,7 @@ def _show_info(found: dict[str, Any]) -> None:
         say(f"note  {note}")
 
 
-@command.command()
+@command.command(short_help="Which class each kernel name gets.")
 @click.argument("file", type=FILE)
 @click.option("--rules", type=FILE, multiple=True, help="A rule file, tried before the packaged ones.")
 @click.option("--device", type=int, help="Only this device's launches.")
@@ -121,9 +121,16 @@ def _short(name: str) -> str:
     return entry.split("::")[-1] + (f"<{arguments}>" if arguments else "")
 
 
-@command.command()
+@command.command(short_help="Remove user, host and environment.")
 @click.argument("file", type=FILE)
-@click.option("-o", "--output", type=FILE, required=True, help="Where the scrubbed export goes; may be FILE itself.")
+@click.option(
+    "-o",
+    "--output",
+    type=FILE,
+    callback=written_as("an nsys export", ".sqlite"),
+    required=True,
+    help="Where the scrubbed export goes; may be FILE itself.",
+)
 def scrub(file: Path, output: Path) -> int:
     """Copy an nsys export without environment variables, user, host and process names."""
     from harness.files import check_writable
@@ -139,8 +146,15 @@ def scrub(file: Path, output: Path) -> int:
     return Exit.DONE
 
 
-@command.command(context_settings={"ignore_unknown_options": True})
-@click.option("-o", "--output", type=FILE, required=True, help="Where the SQLite export goes.")
+@command.command(context_settings={"ignore_unknown_options": True}, short_help="Run a command under nsys.")
+@click.option(
+    "-o",
+    "--output",
+    type=FILE,
+    callback=written_as("an nsys export", ".sqlite"),
+    required=True,
+    help="Where the SQLite export goes.",
+)
 @click.option("--keep-environment", is_flag=True, help="Do not scrub the export.")
 @click.argument("argv", nargs=-1, required=True, type=click.UNPROCESSED)
 def record(output: Path, keep_environment: bool, argv: tuple[str, ...]) -> int:

@@ -13,7 +13,9 @@ from pathlib import Path
 import click
 
 from harness.cli import group
+from harness.environment import COMPLETION, VARIABLES
 from harness.files import write_atomic
+from harness.report.markdown import markdown_table
 
 ROOT = Path(__file__).parents[2]
 PAGE, README = ROOT / "docs" / "cli.md", ROOT / "README.md"
@@ -47,7 +49,16 @@ def page() -> str:
         "Exit status: 0 done or LANDED, 1 a tool error (one sentence on stderr), 2 REVERTED, 3 INCONCLUSIVE, 4 the window was "
         "invalid, 5 a gate failed, 6 a check of a decomposition or a record failed, 64 wrong usage.",
     ]
+    rows = [[f"`{name}`", what] for name, what in VARIABLES]
+    parts += ["## Environment variables", markdown_table(["variable<", "what it does<"], rows)]
+    lines = [[shell, f"`{line}`", f"`{file}`"] for shell, line, file in COMPLETION]
+    parts += [
+        "## Shell completion",
+        "One line switches it on; commands, options, files, models, levers and rounds are completed.",
+        markdown_table(["shell<", "line<", "goes into<"], lines),
+    ]
     for depth, path, text in _helps(group, "harness", 2):
+        text = text.split("\n\nEnvironment:\n")[0]  # the tables above
         parts.append(f"{'#' * depth} {path}\n\n```text\n{text}\n```")
     return "\n\n".join(parts) + "\n"
 
