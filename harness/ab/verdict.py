@@ -200,7 +200,7 @@ def _next_step(d: ev.Array, frozen: Frozen) -> str:
     """For INCONCLUSIVE: a gain close to the bar needs more pairs; noise far above s0 needs a better window."""
     sd = ev.MAD_TO_SD * float(np.median(np.abs(d - np.median(d))))
     if sd > 2 * frozen.s0:
-        return f"the pair noise ({sd:.2%}) is {sd / frozen.s0:.1f} x the calibrated one: find a quieter window, then --resume"
+        return f"the pair noise ({sd:.2%}) is {sd / frozen.s0:.1f} × the s0 of {frozen.s0:.2%} that the round was planned with: find a quieter window, then --resume"
     if sd > frozen.delta:
         return f"the pair noise is {sd:.2%}: raise --inner or the token count in a new round, or retry with --resume"
     return "the gain lies too close to the bar to tell: --resume adds pairs and multiplies the evidence"

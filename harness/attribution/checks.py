@@ -137,7 +137,7 @@ def coverage(result: Decomposition, launches: pd.DataFrame) -> Check:
     if other:
         rest = launches[launches["class"].isin(["other", ""])]
         ms = (rest["end_ns"] - rest["start_ns"]).groupby(rest["name"]).sum().nlargest(5) / 1e6
-        named = ", ".join(f"{name[:60]} ({value:.3f} ms)" for name, value in ms.items())
+        named = ", ".join(f"{name} ({value:.3f} ms)" for name, value in ms.items())
         detail = f"{other:.2%} of busy is unclassified: {named}"
     return Check(name="coverage", ok=bool(other <= OTHER_LIMIT), value=float(other), limit=OTHER_LIMIT, detail=detail)
 
@@ -184,7 +184,7 @@ def _least_ms(gmac: float | None, gbytes: float | None, ceilings: Ceilings) -> f
 
 
 def _describe(o: Outlier) -> str:
-    return f"{o.name[:60]} at {o.start_ms:.3f} ms took {o.ms:.3f} ms, {o.ms / o.median_ms:.0f} × its median"
+    return f"{o.name} at {o.start_ms:.3f} ms took {o.ms:.3f} ms, {o.ms / o.median_ms:.0f} × its median"
 
 
 def find_outliers(launches: pd.DataFrame, plan: Plan | None = None, times: float = OUTLIER_TIMES) -> list[Outlier]:

@@ -21,8 +21,8 @@ COMFORT, LONG_WORD = 16, 32
 """A column of text is not squeezed below this, nor below a word of so many signs, while a column can be left out instead."""
 SHORTEST_NAME = 20
 """What a name is cut to on a terminal, at the least."""
-SEAM = re.compile(r"[^_/.,:=|+-]*[_/.,:=|+-]+|[^_/.,:=|+-]+")
-"""Where a word that is longer than its line is taken apart: behind these signs."""
+SEAMS = (re.compile(r".+(?:/|::)(?=[^/:])"), re.compile(r".+[_.,:=|+-](?=[^_.,:=|+-])"))
+"""Where a word that is longer than its line is taken apart: behind a path's folders and a name's spaces, else behind one of these signs."""
 
 Cell = str | Text
 
@@ -200,13 +200,9 @@ def wrap(text: str, width: int, *, whole: bool = False) -> list[str]:
         return lines
     fitting: list[str] = []
     for line in lines:
-        while len(line) > width:
-            end = 0
-            for piece in SEAM.finditer(line):
-                if piece.end() > width:
-                    break
-                end = piece.end()
-            end = end or max(width, 1)
+        while len(line) > max(width, 1):
+            head = line[: max(width, 1) + 1]  # with the sign behind the seam
+            end = next((found.end() for seam in SEAMS if (found := seam.match(head))), len(head) - 1)
             fitting.append(line[:end])
             line = line[end:]
         fitting.append(line)
