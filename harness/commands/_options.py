@@ -41,11 +41,11 @@ json_named = written_as("JSON", ".json")
 
 
 def complete_model(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Names of `harness model list`, and files."""
+    """Names of `harness model list`, else files (bash would drop the names for the sake of one file item)."""
     from engine.models import known
 
     names = [CompletionItem(name, help=what) for name, what in known() if name.startswith(incomplete)]
-    return [*names, CompletionItem(incomplete, type="file")]
+    return names or [CompletionItem(incomplete, type="file")]
 
 
 def complete_lever(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -130,8 +130,8 @@ def test_a_shell_completes_commands_options_models_levers_and_rounds(in_tmp: Pat
     assert completed(in_tmp, "round", "sh") == ["plain,show"]
     assert "plain,--across-windows" in completed(in_tmp, "decompose", "--ac")
     assert completed(in_tmp, "decompose", "--set", "conc") == ["plain,concat=off", "plain,concat=on"]
-    assert "plain,qwen2.5-7b-q4_k_m" in completed(in_tmp, "model", "info", "--model", "qw")
-    assert "file,mod" in completed(in_tmp, "decompose", "--gguf", "mod")
+    assert completed(in_tmp, "model", "info", "--model", "qw") == ["plain,qwen2.5-7b-q4_k_m"]
+    assert completed(in_tmp, "decompose", "--gguf", "mod") == ["file,mod"]
     assert completed(in_tmp, "round", "show", "0") == ["plain,0001"]
     assert completed(in_tmp, "decompose", "tr") == ["file,tr"]
 
