@@ -104,10 +104,14 @@ class _Page:
             "ops": self.ops(),
             "analysis_table": self.analysis_table(),
             "gates_table": self.gates_table(),
+            "gates_summary": self.gates_summary(),
+            "gates_failed": any(g.ok is False for g in self.r.gates),
             "anchor": self.anchor(),
             "window": self.window(),
             "figures": {
                 "pairs": bool(timed),
+                "walls": bool(timed),
+                "bridge": (self.path / "bridge.png").is_file(),
                 "basket": self.r.basket is not None,
                 "bridge": bridge is not None and rises_above_noise(bridge),
                 "decomposition": self.r.kind == "MEAS-ONLY" and table is not None,
@@ -220,9 +224,16 @@ class _Page:
         rows = [[a.cls, ms(a.class_ms), ms(a.wall_ms), reach, percent(a.best_gain), percent(self.r.bar, 1)]]
         return markdown_table(["class<", "ms", "wall, ms", "reach<", "best gain", "bar"], rows)
 
+    def gates_summary(self) -> str:
+        """The gates in one line: how many passed, or which failed."""
+        gates = self.r.gates
+        failed = [g.name for g in gates if g.ok is False]
+        passed, absent = sum(g.ok is True for g in gates), sum(g.ok is None for g in gates)
+        said = [f"failed: {', '.join(failed)}"] if failed else []
+        said.append(f"{passed} gate{'s' * (passed != 1)} passed")
+        return ", ".join([*said, *([f"{absent} n/a"] if absent else [])])
+
     def gates_table(self) -> str:
-        if not self.r.gates:
-            return "No gate ran."
         state = {True: "passed", False: "**failed**", None: "not applicable"}
         rows = [[g.name, state[g.ok], _figure(g.value), _figure(g.limit), g.detail] for g in self.r.gates]
         return markdown_table(["gate<", "result<", "value", "limit", "detail<"], rows)

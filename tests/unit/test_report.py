@@ -57,11 +57,11 @@ def test_a_page_holds_the_whole_round(three_rounds: Path) -> None:
     text = (ROUNDS / "0002-concat" / "README.md").read_text()
     headings = re.findall(r"^## (.*)$", text, re.M)
     assert headings == [
+        "Where the time went",
         "Background",
         "Principle and prediction",
         "The change",
         "Verification",
-        "Results",
         "Lessons and retry conditions",
         "Provenance",
     ]
@@ -79,6 +79,27 @@ def test_a_page_holds_the_whole_round(three_rounds: Path) -> None:
         assert (ROUNDS / "0002-concat" / image).read_bytes().startswith(b"\x89PNG")
     assert not re.search(r"[^\n|]\n\|[^\n]*\|\n\|[:-]", text), "a table needs a blank line before it"
     assert "\n\n\n" not in text and "None" not in text
+
+
+def test_a_page_opens_with_verdict_plot_and_result(three_rounds: Path) -> None:
+    text = (ROUNDS / "0002-concat" / "README.md").read_text()
+    parts = ("**LANDED: ", "(pairs.png)", "| arm | forwards |", "<details>", "| parity | passed |", "</details>", "## ")
+    places = [text.index(part) for part in parts]
+    assert places == sorted(places), dict(zip(parts, places, strict=True))
+
+
+def test_gates_are_folded_away_unless_one_failed(three_rounds: Path) -> None:
+    path = ROUNDS / "0002-concat"
+    record = load_record(path)
+    passed, absent = sum(g.ok is True for g in record.gates), sum(g.ok is None for g in record.gates)
+    assert passed and absent, "the made-up round has gates of both kinds"
+    summary = f"{passed} gate{'s' * (passed != 1)} passed, {absent} n/a"
+    assert f"<details>\n<summary>{summary}</summary>\n\n| gate |" in (path / "README.md").read_text()
+    next(g for g in record.gates if g.ok).ok = False
+    save_record(path, record)
+    rebuild(figures=False)
+    failed = next(g for g in record.gates if g.ok is False).name
+    assert f"<details open>\n<summary>failed: {failed}, {passed - 1} gate" in (path / "README.md").read_text()
 
 
 def test_every_link_of_every_page_leads_somewhere(three_rounds: Path) -> None:
@@ -228,7 +249,7 @@ def test_a_round_that_a_gate_ended_has_a_page(in_tmp: Path, a_round: Callable) -
     assert (
         "**REVERTED (gate-failed): gate parity failed" in text
         and "| parity | **failed** |" in text
-        and "## Results" not in text
+        and "pairs.png" not in text
     )
 
 
