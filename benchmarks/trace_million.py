@@ -1,6 +1,7 @@
 """One million launches from an nsys export to a finished decomposition: time and memory, beside two other ways to sum them.
 
     python benchmarks/trace_million.py [--launches 1000000] [--repeat 3] [--out benchmarks/trace_million]
+    python benchmarks/trace_million.py --render benchmarks/trace_million.json
 
 Generates an export of schema 3.20 (kernels, copies, memsets and the runtime calls that launched them), then runs each way
 in fresh processes and reports the median of the repetitions:
@@ -10,7 +11,7 @@ in fresh processes and reports the median of the repetitions:
     sql       the columns of `nsys stats -r cuda_gpu_kern_sum` (total, count, mean, median, min, max, standard deviation by name)
     pandas    every kernel read with its name by `read_sql`, then one `groupby`
 
-The second and third give sums per name only. Targets: harness ≤ 4 s and ≤ 1.5 GB on two cores.
+The last two give sums per name only. Target, of the whole process on two cores: one million launches in ≤ 4 s and ≤ 1 GB.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-LIMIT_S, LIMIT_GB = 4.0, 1.5
+LIMIT_S, LIMIT_GB = 4.0, 1.0
 WAYS = ("harness", "command", "sql", "pandas")
 
 KERN_SUM = """
@@ -193,8 +194,12 @@ def report(results: dict[str, dict[str, float]], facts: dict[str, object]) -> st
     lines = [
         "# One million launches, from nsys SQLite to a decomposition",
         "",
+        f"**{verdict(results['command'])}**",
+        "",
         f"{facts['launches']:,} launches of 60 kernel names in a {facts['file_mb']:.0f} MB export; {facts['cpu']}, {facts['cores']} cores, "
         f"Python {facts['python']}; median of {facts['repeat']} fresh processes. `python benchmarks/trace_million.py` makes this file.",
+        "`s` is the wall of the way itself, for the whole process with the interpreter's start, imports and rendering; `CPU s` is of all its "
+        "threads and children, imports included; `peak GB` (10⁹ bytes) is the resident set of the process and its children together.",
         "",
         "| way | s | × harness | CPU s (with imports) | peak GB |",
         "|:---|---:|---:|---:|---:|",
@@ -210,9 +215,20 @@ def report(results: dict[str, dict[str, float]], facts: dict[str, object]) -> st
         f"| {label[w]} | {r['s']:.2f} | {r['s'] / base:.2f} | {r['cpu_s']:.2f} | {r['gb']:.2f} |"
         for w, r in results.items()
     ]
-    ok = base <= LIMIT_S and results["harness"]["gb"] <= LIMIT_GB
-    lines += ["", f"Target {LIMIT_S:.0f} s and {LIMIT_GB} GB: {'met' if ok else 'missed'}.", ""]
-    return "\n".join(lines)
+    return "\n".join([*lines, ""])
+
+
+def verdict(command: dict[str, float]) -> str:
+    """Whether the whole process met its target, with the figures that decided."""
+    target = f"{LIMIT_S:.0f} s and {LIMIT_GB:.0f} GB"
+    missed = [
+        f"{command[key]:.2f} {unit} against {limit:.0f} {unit}"
+        for key, unit, limit in (("s", "s", LIMIT_S), ("gb", "GB", LIMIT_GB))
+        if command[key] > limit
+    ]
+    if missed:
+        return f"Target for the whole process, {target}: not met: {' and '.join(missed)}."
+    return f"Target for the whole process, {target}: met, with {command['s']:.2f} s and {command['gb']:.2f} GB."
 
 
 def _cpu() -> str:
@@ -231,9 +247,14 @@ def main() -> None:
     parser.add_argument("--launches", type=int, default=1_000_000)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(""))
+    parser.add_argument("--render", type=Path, help="a record whose page is written again, beside it")
     parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
     parser.add_argument("--file", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.render:
+        record = json.loads(options.render.read_text())
+        options.render.with_suffix(".md").write_text(report(record["results"], record["facts"]))
+        return
     if options.way:
         seconds = {"harness": by_harness, "command": by_command, "sql": by_sql, "pandas": by_pandas}[options.way](
             options.file

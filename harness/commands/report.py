@@ -19,6 +19,7 @@ from harness.errors import Exit
 def command(figures: bool, json_path: str | None) -> int:
     """Rebuild reports/ from its JSON: every round's README and figures, INDEX.md and campaign.png.
 
+    So are pages of saved decompositions, comparisons and counters, where a page lies beside its record.
     Text that was edited between a README's comments is kept, and goes into the round's record.
     """
     from harness.files import emit_json
@@ -28,8 +29,10 @@ def command(figures: bool, json_path: str | None) -> int:
     if json_path:
         emit_json({"schema": "report/1", "files": [str(p) for p in pages]}, json_path)
     if json_path != "-":
-        rounds = sum(p.name == "README.md" for p in pages)
+        rounds = sum(p.parent.parent.name == "rounds" for p in pages)
+        others = sum(p.suffix == ".md" and p.name != "INDEX.md" for p in pages) - rounds
+        more = f" and {others} other page{'s' * (others != 1)}" if others else ""
         click.echo(
-            f"{rounds} round{'s' * (rounds != 1)} rebuilt; the index is {next(p for p in pages if p.name == 'INDEX.md')}"
+            f"{rounds} round{'s' * (rounds != 1)}{more} rebuilt; the index is {next(p for p in pages if p.name == 'INDEX.md')}"
         )
     return Exit.DONE

@@ -19,6 +19,7 @@ from harness.report.diff_figure import diff_figure, rises_above_noise
 from harness.report.figures import decomposition_figure
 from harness.report.index import render_index
 from harness.report.markdown import markdown_table, templates, tidy
+from harness.report.saved import render_saved
 from harness.report.words import gain_of, gigabytes, headline, memory_change, ms, percent, span
 from harness.rounds.edits import absorb, conditions_text, region
 from harness.rounds.record import RoundRecord, Sample
@@ -35,14 +36,15 @@ from harness.rounds.tables import AFTER, BEFORE, TABLE
 
 
 def rebuild(reports: Path | None = None, *, figures: bool = True) -> list[Path]:
-    """Renders every round and the index again; without `figures`, only those figures that are missing.
+    """Renders every round, every other page that lies beside its record, and the index; without `figures`, only those
+    figures that are missing.
 
     Returns the files that hold the pages.
     """
     reports = reports or reports_dir()
     paths = round_dirs(reports / "rounds")
     pages = [render_round(path, figures=figures, index=False) for path in paths]
-    return [*pages, *render_index(reports, figures=figures)]
+    return [*pages, *render_saved(reports, figures=figures), *render_index(reports, figures=figures)]
 
 
 def render_round(path: Path, *, figures: bool = True, index: bool = True, take_edits: bool = True) -> Path:

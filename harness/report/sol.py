@@ -59,14 +59,55 @@ def print_rows(rows: Sequence[SolRow]) -> None:
 _PER_GMAC = ("warp_instructions", "dram_bytes", "l2_bytes", "shared_wavefronts")
 
 
+AGREE = 0.10
+"""Computed and counted SOL within 10 points of each other agree: one is of a measured ceiling, the other of a nominal peak."""
+
+COLUMNS = (
+    "`computed SOL` is the ledger's least time at the ceilings measured on this GPU, over the traced time; `memory SOL`, `SM SOL` and `DRAM` are "
+    "ncu's percentages of each unit's nominal peak. Occupancy is resident warps over the most that fit. `waits on` is "
+    "the mean number of warps stalled for that reason per issued instruction. Work is per GMAC (10⁹ multiply-accumulates): warp instructions, "
+    "bytes of DRAM and of L2, shared-memory wavefronts; k, M and G are 10³, 10⁶ and 10⁹."
+)
+
+
+def conclusion(rows: Sequence[SolRow]) -> str:
+    """What the page says, in three sentences: the first (longest) row, the widest distance in SOL, and in bytes."""
+    top = rows[0]
+    unit = {"compute": "SM", "memory": "memory"}
+    said = f"{_label(top)} stands at {percent(top.computed_sol)} of its {top.computed_bound} roof"
+    if top.counted_sol is not None:
+        off = abs(top.counted_sol - top.computed_sol)
+        verdict = "the counters agree" if off <= AGREE else f"the counters differ by {100 * off:.0f} points"
+        said += f" and {verdict}: ncu counts {percent(top.counted_sol)} of the {unit[top.computed_bound]} peak"
+    parts = [said]
+    both = [(abs(r.counted_sol - r.computed_sol), r) for r in rows if r.counted_sol is not None]
+    if both:
+        close = sum(off <= AGREE for off, _ in both)
+        off, widest = max(both, key=lambda pair: pair[0])
+        parts.append(
+            f"Of {len(both)} kernels {close} agree within {100 * AGREE:.0f} points; the largest disagreement is {_label(widest)}, "
+            f"{percent(widest.computed_sol)} computed and {percent(widest.counted_sol)} counted"
+        )
+    moved = [(abs(r.bytes_off), r) for r in rows if r.bytes_off is not None]
+    if moved:
+        _, most = max(moved, key=lambda pair: pair[0])
+        parts.append(
+            f"In bytes it is {_label(most)}: DRAM moved {(most.counted.dram_bytes or 0) / 1e6:.1f} MB where the ledger counts "
+            f"{most.ledger_bytes / 1e6:.1f} ({most.bytes_off:+.0%})"
+        )
+    return ". ".join(parts) + "."
+
+
 def to_markdown(rows: Sequence[SolRow], about: dict[str, Any]) -> str:
-    """The committed form: one table of bounds, one of resources and work, the disagreements, the provenance."""
+    """The committed form: what it says, a table of bounds, one of resources and work, the disagreements, the provenance."""
     ceilings = about["ceilings"]
     lines = [
         f"# Speed of light, counted: {title(about['model'])}, {about['tokens']} tokens", "",
+        f"**{conclusion(rows)}**", "",
         f"{about['device']}, {about['regime']} regime. Ceilings measured there: {ceilings['tflop_per_s']:.0f} TFLOP/s, "
         f"{ceilings['gb_per_s']:.0f} GB/s. One op per class (the median of the shape with most time), profiled by ncu with caches "
         "flushed and clocks as they are.", "",
+        COLUMNS, "",
         "| class | op | shape | traced µs | ncu µs | computed bound | computed SOL | memory SOL | SM SOL | DRAM | occupancy |",
         "|---|---|---|--:|--:|---|--:|--:|--:|--:|--:|",
     ]  # fmt: skip

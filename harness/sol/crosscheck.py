@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -51,6 +52,27 @@ class SolRow:
         """Plain values for JSON, with `class` for `cls`."""
         values = asdict(self)
         return {"class": values.pop("cls"), **values}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> SolRow:
+        """What `to_dict` gave, from JSON. Raises KeyError or TypeError where a field is missing or unknown."""
+        rest = dict(values)
+        counted = dict(rest.pop("counted"))
+        counted["limited_by"] = tuple(counted["limited_by"])
+        counted["stalls"] = tuple((reason, ratio) for reason, ratio in counted["stalls"])
+        rest["findings"] = tuple(rest["findings"])
+        return cls(cls=rest.pop("class"), counted=Counters(**counted), **rest)
+
+    @property
+    def counted_sol(self) -> float | None:
+        """ncu's figure for the roof that the ledger names: of the SM's peak where compute bounds it, else of memory's."""
+        return self.counted.sm_sol if self.computed_bound == "compute" else self.counted.memory_sol
+
+    @property
+    def bytes_off(self) -> float | None:
+        """Bytes that DRAM moved over the ledger's, minus 1; None where either is unknown."""
+        moved = self.counted.dram_bytes
+        return moved / self.ledger_bytes - 1 if moved is not None and self.ledger_bytes else None
 
 
 def representatives(launches: pd.DataFrame, plan: Plan) -> list[Representative]:
@@ -136,17 +158,12 @@ def check(
 def findings(row: SolRow) -> list[str]:
     """Where the counters disagree with the ledger's roofline, or say what holds the kernel back."""
     counted, said = row.counted, []
-    if counted.dram_bytes is not None and row.ledger_bytes:
-        moved = counted.dram_bytes / row.ledger_bytes - 1
-        if abs(moved) > BYTES_TOLERANCE:
-            why = (
-                "re-reads or spills"
-                if moved > 0
-                else "part of it stays in L2 (writes are not flushed inside the launch)"
-            )
-            said.append(
-                f"DRAM moved {counted.dram_bytes / 1e6:.1f} MB, the ledger counts {row.ledger_bytes / 1e6:.1f} ({moved:+.0%}): {why}"
-            )
+    moved = row.bytes_off
+    if moved is not None and abs(moved) > BYTES_TOLERANCE:
+        why = "re-reads or spills" if moved > 0 else "part of it stays in L2 (writes are not flushed inside the launch)"
+        said.append(
+            f"DRAM moved {(counted.dram_bytes or 0) / 1e6:.1f} MB, the ledger counts {row.ledger_bytes / 1e6:.1f} ({moved:+.0%}): {why}"
+        )
     if counted.memory_sol is not None and counted.sm_sol is not None:
         if max(counted.memory_sol, counted.sm_sol) < BOUND_AT:
             stall = f"; warps wait on {counted.stalls[0][0]}" if counted.stalls else ""

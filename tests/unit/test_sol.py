@@ -1,6 +1,8 @@
 """The cross-check names disagreements between counters and ledger, and picks the launch that stands for a class."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -8,7 +10,9 @@ from engine.geometry import tiny
 from engine.plan import build_plan
 from harness import launches
 from harness.errors import HarnessError
-from harness.sol.crosscheck import check, match, representatives
+from harness.report.saved import render_saved
+from harness.report.sol import conclusion, to_markdown
+from harness.sol.crosscheck import SolRow, check, match, representatives
 from harness.sol.ncu import Counters
 
 PLAN = build_plan(tiny(), 128)
@@ -85,3 +89,62 @@ def test_gmac_that_is_no_number_is_wrong_usage() -> None:
 
     for value in ("nan", "inf", "0", "-1"):
         assert CliRunner().invoke(group, ["sol", "--ncu-rep", "x.ncu-rep", "--gmac", value]).exit_code == 2, value
+
+
+def row(**changes: object) -> SolRow:
+    base = SolRow(
+        "gate_up", "q4_K", "L00 up", "8 × 8 × 8", 100.0, 1.0, 1000, "compute", 0.95, counters(dram_bytes=1100.0),
+        dict.fromkeys(("warp_instructions", "dram_bytes", "l2_bytes", "shared_wavefronts"), 1.0), (),
+    )  # fmt: skip
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+def test_the_page_opens_with_what_its_rows_say() -> None:
+    far = row(
+        cls="norm", weight_type="-", computed_bound="memory", computed_sol=0.9,
+        counted=counters(memory_sol=0.5, dram_bytes=4000.0),
+    )  # fmt: skip
+    said = conclusion([row(), far])
+    assert said.startswith(
+        "gate_up q4_K stands at 95.0 % of its compute roof and the counters agree: ncu counts 90.0 % of the SM peak."
+    )
+    assert (
+        "Of 2 kernels 1 agree within 10 points; the largest disagreement is norm, 90.0 % computed and 50.0 % counted."
+        in said
+    )
+    assert said.endswith("In bytes it is norm: DRAM moved 0.0 MB where the ledger counts 0.0 (+300%).")
+    assert "the counters differ by 40 points" in conclusion([far])
+    bare = row(counted=counters(sm_sol=None))
+    assert conclusion([bare]) == "gate_up q4_K stands at 95.0 % of its compute roof.", (
+        "nothing counted, nothing compared"
+    )
+
+
+def test_a_page_comes_back_from_its_record_alone(tmp_path: Path) -> None:
+    about = {
+        "model": "m",
+        "tokens": 8,
+        "device": "d",
+        "regime": "burst",
+        "ceilings": {"tflop_per_s": 1.0, "gb_per_s": 2.0},
+        "provenance": {},
+    }
+    record = tmp_path / "sol.json"
+    record.write_text(json.dumps({"schema": "sol/1", **about, "classes": [row().to_dict()]}))
+    assert render_saved(tmp_path) == [], "a record without its page stays without"
+    page = record.with_suffix(".md")
+    page.write_text("stale")
+    assert render_saved(tmp_path) == [page]
+    assert page.read_text() == to_markdown([row()], about)
+    record.write_text(json.dumps({"schema": "sol/1", **about, "classes": [{"class": "gate_up"}]}))
+    with pytest.raises(HarnessError, match=r"sol\.json is no cross-check"):
+        render_saved(tmp_path)
+    assert "gate_up q4_K" in page.read_text(), "a bad record loses no page"
+
+
+def test_the_committed_page_is_its_records_rendering() -> None:
+    record = Path(__file__).parents[2] / "reports" / "h200" / "sol.json"
+    about = json.loads(record.read_text())
+    rows = [SolRow.from_dict(r) for r in about["classes"]]
+    assert record.with_suffix(".md").read_text() == to_markdown(rows, about), "run `harness report --no-figures`"
+    assert json.loads(json.dumps([r.to_dict() for r in rows])) == about["classes"]
