@@ -103,8 +103,8 @@ def decompose(
     role_rows = _rows(roles, start, end, busy_ns, ceilings) if roles is not None else []
     if reference is not None:
         by_role = plan is not None and isinstance(reference, Decomposition) and bool(reference.roles)
-        _compare(rows, _by_role(reference) if by_role else reference, tokens)
-        _compare(role_rows, _by_role(reference), tokens)
+        compare(rows, view_by_role(reference) if by_role else reference, tokens)
+        compare(role_rows, view_by_role(reference), tokens)
     for row in [*rows, *role_rows]:
         row.budget_ms = budget_ms(row.sum_ms, row.ratio, row.sol)
 
@@ -228,7 +228,7 @@ def _union_sorted(start: np.ndarray, end: np.ndarray) -> int:
     return int(reach[-1] - start[0] - gaps)
 
 
-def _compare(rows: list[ClassRow], reference: Decomposition | Mapping[str, float], tokens: int | None) -> None:
+def compare(rows: list[ClassRow], reference: Decomposition | Mapping[str, float], tokens: int | None) -> None:
     """Fills the reference's µs/GMAC and the ratio. A weight type that the reference lacks compares by class: the two
     engines may hold the same weights in different formats."""
     if not isinstance(reference, Decomposition):
@@ -252,7 +252,7 @@ def _compare(rows: list[ClassRow], reference: Decomposition | Mapping[str, float
             row.ref_ms, row.ratio = ref_ms, ours / ref_ms
 
 
-def _by_role(reference: Decomposition | Mapping[str, float]) -> Decomposition | Mapping[str, float]:
+def view_by_role(reference: Decomposition | Mapping[str, float]) -> Decomposition | Mapping[str, float]:
     """The reference's rows by role, where it has that view: engines that hold the weights in different formats, under
     different kernels, compare by what the work is for."""
     if isinstance(reference, Decomposition) and reference.roles:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
 
-from harness.commands._options import FILE, TAIL, json_named, written_as
+from harness.commands._options import FILE, FOLDER, TAIL, json_named, json_option, written_as
 from harness.errors import Exit
 
 
-@click.group(short_help="Measure the engine that ratios are against.")
+@click.group(short_help="Other engines: measure one, compare by role.")
 def command() -> None:
-    """Measure a reference engine in this window, for `harness decompose --reference`."""
+    """Measure another engine as a reference, and compare with it role by role."""
 
 
 @command.command("llama-bench", short_help="Run llama-bench as the reference.")
@@ -77,3 +78,54 @@ def llama_bench(
     if json_path != "-":
         print_decomposition(result)
     return Exit.DONE if result.ok else Exit.CHECK_FAILED
+
+
+@command.command("compare", short_help="Compare with other engines, role by role.")
+@click.argument("ours", type=FILE)
+@click.argument("theirs", nargs=-1, required=True, metavar="[NAME=]THEIRS...")
+@click.option("--across-windows", is_flag=True, help="They are of other windows, knowingly: their ratios are marked.")
+@json_option("the comparison as JSON")
+@click.option("--save", type=FOLDER, help="Write against.json, README.md and against.png there.")
+def compare(ours: Path, theirs: tuple[str, ...], across_windows: bool, json_path: str | None, save: Path | None) -> int:
+    """Compare decompositions of equal prefills by role: ours, then each other engine's, with the ratio to it.
+
+    OURS and THEIRS are JSON of `harness decompose`; NAME is what a column calls the engine (the file's stem without one).
+    """
+    from harness.attribution.against import against
+    from harness.attribution.decomposition import load_decomposition
+    from harness.files import check_writable, emit_json, to_json, write_atomic
+    from harness.report.against import against_figure, print_against, to_markdown
+
+    check_writable(json_path)
+    check_writable(save and save / "against.json")
+    named = [(name, Path(path)) if path else (Path(name).stem, Path(name)) for name, _, path in (t.partition("=") for t in theirs)]  # fmt: skip
+    record = against(
+        ("ours", load_decomposition(ours)),
+        [(name, load_decomposition(path)) for name, path in named],
+        across_windows=across_windows,
+    )
+    record["command"] = _spelled(ours, named, across_windows, save)
+    for held, path in zip([record["ours"], *record["references"]], [ours, *(path for _, path in named)], strict=True):
+        held["file"] = _portable(path)
+    if save:
+        against_figure(record, save / "against.png")
+        write_atomic(save / "README.md", to_markdown(record, "against.png"))
+        write_atomic(save / "against.json", to_json(record))
+    if json_path:
+        emit_json(record, json_path)
+    if json_path != "-":
+        print_against(record)
+    return Exit.DONE
+
+
+def _portable(path: Path) -> str:
+    """A path as given where it is relative, else the file's name: a record carries no path of the machine."""
+    return path.name if path.is_absolute() else path.as_posix()
+
+
+def _spelled(ours: Path, named: list[tuple[str, Path]], across_windows: bool, save: Path | None) -> str:
+    """The command that makes the record again."""
+    words = ["harness", "reference", "compare", _portable(ours), *(f"{name}={_portable(path)}" for name, path in named)]
+    words += ["--across-windows"] if across_windows else []
+    words += ["--save", _portable(save)] if save else []
+    return shlex.join(words)

@@ -68,5 +68,26 @@ def _sol(record: Path, figures: bool) -> list[Path]:
     return [page]
 
 
-KINDS: dict[str, Callable[[Path, bool], list[Path]]] = {"decomposition/1": _decomposition, "sol/1": _sol}
+def _against(record: Path, figures: bool) -> list[Path]:
+    from harness.report.against import against_figure, to_markdown
+
+    page, plot = record.with_name("README.md"), record.with_suffix(".png")
+    if not page.is_file():
+        return []
+    held: dict[str, Any] = json.loads(record.read_text(encoding="utf-8"))
+    try:
+        text = to_markdown(held, plot.name)
+        if figures or not plot.is_file():
+            against_figure(held, plot)
+    except (KeyError, TypeError, IndexError, ValueError) as error:
+        raise HarnessError(f"{record} is no comparison ({type(error).__name__}: {error}); write it again with `harness reference compare --save`.") from None  # fmt: skip
+    write_atomic(page, text)
+    return [page]
+
+
+KINDS: dict[str, Callable[[Path, bool], list[Path]]] = {
+    "decomposition/1": _decomposition,
+    "sol/1": _sol,
+    "against/1": _against,
+}
 """schema → what renders a record of it."""
