@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -82,3 +83,50 @@ def test_a_page_is_rendered_without_a_gpu(name: str, tmp_path: Path) -> None:
     record.write_bytes((ROOT / f"{held}.json").read_bytes())
     subprocess.run([sys.executable, ROOT / "benchmarks" / f"{name}.py", "--render", record], check=True, cwd=tmp_path)
     assert record.with_suffix(suffix).read_bytes() == (ROOT / f"{held}{suffix}").read_bytes()
+
+
+def peers_record() -> dict[str, Any]:
+    return {
+        "schema": "peers/1", "model": "m", "tokens": 100, "regime": "burst", "idle_s": 0.2, "inner": 3, "seed": 1, "at": "now",
+        "commit": "abc", "before": {"gpu": "GPU"},
+        "engines": {"ours": {"backend": "cuda", "memory_bytes": 2 * 10**9}, "PyTorch Transformers": {"backend": "python", "memory_bytes": None, "torch": "2"}},
+        "pairs": [
+            {"order": "AB", "ours": [10.0, 11.0, 12.0], "PyTorch Transformers": [22.0, 22.0, 23.0]},
+            {"order": "BA", "ours": [10.0, 10.0, 10.0], "PyTorch Transformers": [30.0, 30.0, 90.0]},
+        ],
+    }  # fmt: skip
+
+
+def test_the_page_of_peers_is_a_function_of_its_record(tmp_path: Path) -> None:
+    peers = script("peers_gpu")
+    assert peers.ratios(peers_record()) == [2.0, 3.0], "medians of halves, pair by pair"
+    text = peers.report(peers_record())
+    assert (
+        "**Ours prefills in 10.00 ms where PyTorch Transformers takes 26.50 ms: 2.50 × faster, median of 2 interleaved pairs (2.00 … 3.00)"
+        in text
+    )
+    assert "| ours | 10.00 | 10.00 … 12.00 | 10,000 | 2.00 GB |" in text and "torch 2" in text
+    record = tmp_path / "peers.json"
+    record.write_text(json.dumps(peers_record()))
+    subprocess.run([sys.executable, ROOT / "benchmarks" / "peers_gpu.py", "--render", record], check=True, cwd=tmp_path)
+    assert (tmp_path / "README.md").read_text() == text
+
+
+def test_the_committed_peers_are_their_records_rendering() -> None:
+    record = ROOT / "reports" / "h200" / "peers" / "peers.json"
+    if not record.is_file():
+        pytest.skip("not measured yet")
+    assert record.with_name("README.md").read_text() == script("peers_gpu").report(json.loads(record.read_text()))
+
+
+def test_the_peer_is_the_models_geometry_in_f16() -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    engine = script("peers_gpu").transformers_engine({}, "tiny-qwen2", "cpu")
+    logits = engine.prefill(np.arange(9, dtype=np.int32))
+    assert logits.shape == (512,) and logits.dtype == np.float32 and np.isfinite(logits).all() and np.ptp(logits) > 0
+    assert engine.describe()["attention"] == "sdpa" and engine.describe()["dtype"] == "float16"
+    layer = (
+        256 * (256 + 2 * 128) + (256 + 2 * 128) + 256 * 256 + 3 * 256 * 768 + 2 * 256
+    )  # q, k, v and biases, o, FFN, norms
+    assert engine.describe()["parameters"] == 2 * layer + 2 * 512 * 256 + 256

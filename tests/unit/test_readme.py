@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness.cli import group
-from harness.report.pages import OPENING, readme
+from harness.report.pages import OPENING, PACKAGE, RATIOS, package, ratios, readme
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -19,6 +20,46 @@ def test_the_opening_is_the_committed_records_rendering() -> None:
     shown = OPENING.search(README)
     assert shown and "tok/s" in shown[2] and "gate_up" in shown[2]
     assert readme(README) == README, "run `python -m harness.report.pages`"
+
+
+def test_ratios_to_other_engines_come_from_records_or_are_not_there() -> None:
+    shown = RATIOS.search(README)
+    assert shown is not None
+    there = [name for name in shown[1].split() if (ROOT / name).is_file()]
+    assert there and all(f"[{Path(name).parent.name}](" in shown[2] for name in there)
+    assert "PyTorch" not in shown[2] or any("llama" not in name for name in there)
+    outside = README.replace(shown[0], "")
+    assert not re.search(r"\d × (?:faster|the speed|PyTorch|llama)", outside.replace("1.1 × faster is +10 %", "")), (
+        "a ratio outside the block can go stale"
+    )
+
+
+def test_a_row_of_ratios_is_what_its_record_says(tmp_path: Path) -> None:
+    pairs = [
+        {"order": "AB", "ours": [10.0, 20.0, 30.0], "Other": [30.0, 40.0, 50.0]},
+        {"order": "BA", "ours": [20.0], "Other": [30.0]},
+    ]
+    (tmp_path / "peers").mkdir()
+    (tmp_path / "peers" / "peers.json").write_text(json.dumps({"schema": "peers/1", "pairs": pairs}))
+    (tmp_path / "pair").mkdir()
+    held = {"name": "X", "one_window": False, "busy_ms": 30.0, "traced_wall_ms": 40.0}
+    ours = {"busy_ms": 10.0, "traced_wall_ms": 16.0}
+    (tmp_path / "pair" / "against.json").write_text(
+        json.dumps({"schema": "against/1", "ours": ours, "references": [held]})
+    )
+    text = ratios(["pair/against.json", "peers/peers.json", "not/yet.json"], tmp_path)
+    assert "| X | busy | 30.0 ms | 10.0 ms | 3.00 ×~ | [pair](pair/README.md) |" in text
+    assert "| X | traced wall | 40.0 ms | 16.0 ms | 2.50 ×~ |" in text
+    assert "| Other | wall | 35.0 ms | 20.0 ms | 1.75 × | [peers](peers/README.md) |" in text
+    assert ratios(["not/yet.json"], tmp_path) == "", "what has no record claims nothing"
+
+
+def test_the_page_of_a_package_index_has_nothing_that_breaks_there() -> None:
+    text = PACKAGE.read_text()
+    assert text == package(README), "run `python -m harness.report.pages`"
+    assert "![" not in text and "<!--" not in text and not re.search(r"\]\((?!https?:)", text)
+    assert "docs/landing.md" in text and "tok/s" in text and "```sh\nmake decompose" in text
+    assert f'readme = "{PACKAGE.relative_to(ROOT).as_posix()}"' in (ROOT / "pyproject.toml").read_text()
 
 
 @pytest.mark.parametrize("page", ["README.md", *[f"docs/{p.name}" for p in sorted((ROOT / "docs").glob("*.md"))]])
