@@ -7,6 +7,8 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from harness.report.markdown import markdown_table
 from harness.report.table import print_table, say
 from harness.report.words import ms
@@ -74,7 +76,15 @@ def legend(record: dict[str, Any]) -> str:
 def print_against(record: dict[str, Any]) -> None:
     """The comparison on a terminal or in a pipe."""
     columns, rows = table(record)
-    print_table(columns, rows, rule_before=(len(rows) - 3,))
+    width = sum(2 + max(len(row[i].removesuffix("<")) for row in [columns, *rows]) for i in range(len(columns)))
+    if width <= Console().width or len(record["references"]) == 1:
+        print_table(columns, rows, rule_before=(len(rows) - 3,))
+    else:
+        for r in record["references"]:
+            say(f"{r['name']}:")
+            _, rows = table(record | {"references": [r]})
+            print_table(["role<", "ours, ms", "theirs, ms", "ratio"], rows, rule_before=(len(rows) - 3,))
+            say()
     say(legend(record), "dim")
     say()
     for line in conclusion(record):

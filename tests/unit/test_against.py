@@ -84,6 +84,26 @@ def test_the_command_writes_a_page_that_its_record_gives_back(in_tmp: Path, harn
     assert status == 1 and "--across-windows" in err
 
 
+def test_a_narrow_terminal_gets_a_table_for_each_engine(
+    in_tmp: Path, harness: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, made in (("ours", OURS), ("b", THEIRS)):
+        Path(f"{name}.json").write_text(json.dumps(made.to_dict()))
+    arguments = (
+        "reference",
+        "compare",
+        "ours.json",
+        "the first engine=b.json",
+        "the second engine=b.json",
+        "--across-windows",
+    )
+    for columns, tables in ((60, 2), (200, 1)):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        status, out, _ = harness(*arguments)
+        assert status == 0 and max(map(len, out.splitlines())) <= columns
+        assert out.count("swiglu") - out.count("swiglu 6.0") == tables, "the role is in every table"
+
+
 def test_the_committed_page_is_its_records_rendering_and_its_tables_comparison() -> None:
     folder = ROOT / "reports" / "h200" / "against-llama-cpp"
     record = json.loads((folder / "against.json").read_text())
