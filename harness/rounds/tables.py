@@ -35,7 +35,8 @@ def newest(reports: Path | None = None) -> Found:
     """The newest decomposition under `reports` that describes a configuration in use. Raises HarnessError for none.
 
     The table of a lever that did not land is no candidate: it describes an engine that nobody runs. A table under
-    sustained load is one only where there is no other: rounds decide in the burst regime unless they are told to.
+    sustained load is one only where there is no other: rounds decide in the burst regime unless they are told to. After
+    that comes the table of a recorded trace, which says when it was decomposed, not measured, and may be another engine's.
     """
     reports = reports or reports_dir()
     found: list[Found] = []
@@ -54,8 +55,17 @@ def newest(reports: Path | None = None) -> Found:
         raise HarnessError(
             f"there is no decomposition under {reports}; make one with `harness decompose --json {reports}/decomposition.json`."
         )
-    decided = [f for f in found if f.table.regime != "sustained"] or found
-    return max(decided, key=lambda f: (moment(f.table.created), f.round or 0, f.path.name == AFTER, str(f.path)))
+    rank = {"sustained": -1, "recorded": -2}
+    return max(
+        found,
+        key=lambda f: (
+            rank.get(f.table.regime, 0),
+            moment(f.table.created),
+            f.round or 0,
+            f.path.name == AFTER,
+            str(f.path),
+        ),
+    )
 
 
 def _is_decomposition(file: Path) -> bool:

@@ -198,6 +198,19 @@ def test_a_table_under_sustained_load_is_taken_only_where_there_is_no_other(
     assert json.loads(harness("queue", "--json", "-")[1])["decomposition"].endswith("burst.json")
 
 
+def test_another_engines_saved_trace_never_goes_before_a_table_of_ours(
+    in_tmp: Path, harness: Callable, a_table: Callable
+) -> None:
+    reports = in_tmp / "reports"
+    reports.mkdir()
+    write(a_table(ROWS, wall=310.0, created="2026-01-06T13:00:00+00:00", regime="recorded"), reports / "theirs.json")
+    assert json.loads(harness("queue", "--json", "-")[1])["decomposition"].endswith("theirs.json")
+    write(a_table(ROWS, wall=75.0, created="2026-01-06T12:00:00+00:00", regime="sustained"), reports / "load.json")
+    assert json.loads(harness("queue", "--json", "-")[1])["decomposition"].endswith("load.json")
+    write(a_table(ROWS, wall=68.0, created="2026-01-06T11:00:00+00:00"), reports / "burst.json")
+    assert json.loads(harness("queue", "--json", "-")[1])["decomposition"].endswith("burst.json")
+
+
 def test_retry_conditions_of_earlier_rounds_are_answered(
     in_tmp: Path, harness: Callable, a_table: Callable, a_round: Callable
 ) -> None:
