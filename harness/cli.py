@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from harness import __version__
 from harness.errors import Exit, HarnessError
 from harness.report.signs import register
 
@@ -55,7 +56,7 @@ class CommandRoom(click.Group):
 
 
 @click.group(cls=CommandRoom, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(package_name="prefill-harness")
+@click.version_option(__version__, "-V", "--version")
 def group() -> None:
     """Where does the prefill's wall go, what is worth doing next, and did the lever work?"""
 
