@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
-from tokenizers import Tokenizer as BpeTokenizer
+from typing import TYPE_CHECKING, Any
 
 from engine.errors import ModelError
+from engine.extras import install_line, installed
 from engine.tensors import Model
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as BpeTokenizer
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
 _LLAMA3 = (
@@ -41,8 +42,8 @@ class Tokenizer:
 
     @staticmethod
     def reads(metadata: dict[str, Any]) -> bool:
-        """True where `from_metadata` can be asked: the vocabulary is a byte-level BPE ("gpt2")."""
-        return metadata.get("tokenizer.ggml.model") == "gpt2"
+        """True where `from_metadata` can be asked: the vocabulary is a byte-level BPE ("gpt2"), and the library is here."""
+        return metadata.get("tokenizer.ggml.model") == "gpt2" and installed("tokenizers")
 
     @classmethod
     def from_metadata(cls, metadata: dict[str, Any], where: str) -> Tokenizer:
@@ -86,8 +87,17 @@ def require(model: Model) -> Tokenizer:
     return tokenizer
 
 
+def missing_library(model: Model) -> str:
+    """The sentence for a person where the model has a vocabulary and the library that reads it is not here; else ""."""
+    if getattr(model, "metadata", {}).get("tokenizer.ggml.model") != "gpt2" or installed("tokenizers"):
+        return ""
+    return f"these are token ids: their text needs tokenizers; run {install_line('tokenizer')}."
+
+
 def _no_text(metadata: dict[str, Any], where: str) -> str:
     kind = metadata.get("tokenizer.ggml.model", "none")
+    if kind == "gpt2":
+        return f"text of {where} needs tokenizers, which is not installed; run {install_line('tokenizer')}, or give token ids with --ids."
     why = (
         "has no vocabulary"
         if kind in ("none", "no_vocab")
@@ -105,6 +115,9 @@ def _split_merge(merge: str) -> tuple[str, str]:
 def _build(
     tokens: list[str], types: list[int], merges: list[tuple[str, str]], cuts: list[str], *, whole_words: bool
 ) -> BpeTokenizer:
+    from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
+    from tokenizers import Tokenizer as BpeTokenizer
+
     vocab: dict[str, int] = {}
     for i, token in enumerate(tokens):
         vocab.setdefault(token, i)

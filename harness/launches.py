@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 from pydantic import BaseModel, Field, ValidationError
 
+from engine.extras import require
 from engine.plan import ROLES
 from harness.errors import HarnessError, one_line
 from harness.files import write_atomic
@@ -124,6 +125,11 @@ def union_ns(start_ns: pd.Series, end_ns: pd.Series) -> int:
     return int(reach[-1] - start[0] - gaps)
 
 
+def arrow(what: str) -> None:
+    """Raises EngineError, with the line that brings it, where Arrow is not installed, which `what` needs."""
+    require("pyarrow", "parquet", what)
+
+
 class Saved(BaseModel):
     """What a saved table describes: with it, reading the table again gives the wall, the tok/s and the heading of the run."""
 
@@ -147,7 +153,8 @@ _KEY = "harness"
 
 
 def save(table: pd.DataFrame, path: Path, about: Saved | None = None) -> None:
-    """Writes Parquet whole or not at all: a killed run leaves the old file or none. Raises HarnessError."""
+    """Writes Parquet whole or not at all: a killed run leaves the old file or none. Raises HarnessError, and as `arrow`."""
+    arrow(f"writing {path.name}")
     stamped = check(table).copy(deep=False)
     stamped.attrs = {_KEY: about.model_dump(mode="json")} if about else {}
     write_atomic(path, stamped.to_parquet(None, index=False))
@@ -159,7 +166,8 @@ def load(path: Path) -> pd.DataFrame:
 
 
 def load_saved(path: Path) -> tuple[pd.DataFrame, Saved | None]:
-    """A launch table from Parquet, and what it describes where the file says so. Raises HarnessError as `load` does."""
+    """A launch table from Parquet, and what it describes where the file says so. Raises HarnessError as `load` does, and as `arrow`."""
+    arrow(f"reading {path.name}")
     from pyarrow import parquet
 
     try:

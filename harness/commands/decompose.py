@@ -107,6 +107,8 @@ def command(file: Path | None, json_path: str | None, markdown: Path | None, plo
         figure_format(plot)
     for path in (json_path, markdown, plot, save and save / "decomposition.json"):
         check_writable(path)
+    if save and (missing := _without_parquet()):
+        click.echo(f"note: launches.parquet is left out: {missing}", err=True)
     recorded = {
         "device": device,
         "rules": rules or None,
@@ -246,6 +248,18 @@ def _saved(result: Decomposition) -> Saved:
     return Saved.model_validate(kept | {"wall_ns": round(result.traced_wall_ms * 1e6), "walls_ns": walls})
 
 
+def _without_parquet() -> str:
+    """Why `--save` leaves out the launch table, or ""; everything else is saved."""
+    from engine.errors import EngineError
+    from harness.launches import arrow
+
+    try:
+        arrow("writing Parquet")
+    except EngineError as error:
+        return str(error)
+    return ""
+
+
 def _write(result: Decomposition, launches: pd.DataFrame, json_path: str | None, markdown: Path | None,
            plot: Path | None, save: Path | None) -> None:  # fmt: skip
     """Every file that was asked for, also when a check failed: each appears whole or not at all."""
@@ -260,7 +274,8 @@ def _write(result: Decomposition, launches: pd.DataFrame, json_path: str | None,
         # What is saved is passed on: notes quote NVTX ranges, and provenance what a trace says of its machine.
         passed_on = type(result).model_validate(clean_json(result.to_dict()))
         emit_json(passed_on.to_dict(), str(save / "decomposition.json"))
-        table.save(launches, save / "launches.parquet", _saved(passed_on))
+        if not _without_parquet():
+            table.save(launches, save / "launches.parquet", _saved(passed_on))
         decomposition_figure(passed_on, save / "decomposition.png")
         write_atomic(save / "README.md", to_markdown(passed_on, "decomposition.png"))
     if plot:

@@ -181,7 +181,7 @@ def greedy(
 
     from engine.levers import Levers
     from engine.open import choose, open_engine
-    from engine.tokens import require
+    from engine.tokens import missing_library, require
     from harness.report.progress import Reporter
 
     levers = Levers.from_dict(lever_values(lever_settings, "--lever"))
@@ -195,6 +195,8 @@ def greedy(
             result = engine.greedy(np.array(prompt_ids, np.int32), count)
     tokenizer = opened.tokenizer()
     text = tokenizer.decode(result.generated) if tokenizer else None
+    if text is None and (missing := missing_library(opened)):
+        click.echo(f"note: {missing}", err=True)
     if logits:
         _save_npy(logits, result.prefill_logits)
     if json_target:

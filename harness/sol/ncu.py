@@ -11,8 +11,10 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+from engine.extras import require
 from harness.errors import HarnessError, last_words
 
 SECTIONS = ("SpeedOfLight", "Occupancy", "LaunchStats", "WarpStateStats")
@@ -114,17 +116,22 @@ def profile(spec: dict[str, Any], report: Path, *, timeout_s: float = 540) -> di
         return json.loads(child_report.read_text())
 
 
+def reader() -> ModuleType:
+    """NVIDIA's package that reads reports. Raises EngineError, with the line that brings it, where it is not installed."""
+    return require("ncu_report", "ncu", "reading an .ncu-rep")
+
+
 def read_report(path: Path) -> list[Counters]:
     """Every profiled launch of an `.ncu-rep`, in launch order.
 
-    Raises HarnessError for a file that does not exist, is no report, is cut short, or holds no launches.
+    Raises HarnessError for a file that does not exist, is no report, is cut short, or holds no launches, and EngineError
+    where NVIDIA's reader is not installed.
     """
-    import ncu_report
-
     if not path.is_file():
         raise HarnessError(f"{path} does not exist; give an .ncu-rep written by `ncu --export`.")
+    module = reader()
     try:
-        context = ncu_report.load_report(str(path))
+        context = module.load_report(str(path))
         actions = [action for i in range(context.num_ranges()) for action in context.range_by_idx(i)]
     except Exception as error:
         raise HarnessError(f"{path} cannot be read as an ncu report ({error}); record it again.") from None

@@ -40,6 +40,7 @@ def cross_check(
     from harness.sources.cupti import trace_prefill
 
     ncu.find_ncu()  # before minutes are spent
+    ncu.reader()
     loaded = resolve(model, gpu=True, progress=progress)
     with open_engine(loaded, levers, backend="cuda", progress=progress) as engine:
         plan = engine.plan(tokens)

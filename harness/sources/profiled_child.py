@@ -19,13 +19,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import nvtx
 
 from engine.backend import Engine
+from engine.extras import require
 from engine.levers import Levers
 from engine.plan import Op, Plan
 from harness.errors import HarnessError
 from harness.files import to_json, write_atomic
+
+
+def _nvtx() -> Any:
+    return require("nvtx", "cuda", "a prefill under a profiler")
 
 
 class RangeHook:
@@ -33,16 +37,17 @@ class RangeHook:
 
     def __init__(self, profile_ops: frozenset[int] = frozenset()) -> None:
         self.profile_ops = profile_ops
+        self.nvtx = _nvtx()
 
     def begin(self, op: Op) -> None:
         if op.index in self.profile_ops:
             from engine.cuda import profiler
 
             profiler.start()
-        nvtx.push_range(f"op {op.index}")
+        self.nvtx.push_range(f"op {op.index}")
 
     def end(self, op: Op) -> None:
-        nvtx.pop_range()
+        self.nvtx.pop_range()
         if op.index in self.profile_ops:
             from engine.cuda import profiler
 
@@ -52,7 +57,11 @@ class RangeHook:
 def spec_of(engine_model: str | None, levers: Levers, tokens: int, *, warmup: int = 1, passes: int = 3, seed: int = 1,
             idle_s: float = 0.2, backend: str = "cuda",
             profile_ops: list[int] | None = None) -> dict[str, Any]:  # fmt: skip
-    """The spec of a child that runs this configuration (without its `report`)."""
+    """The spec of a child that runs this configuration (without its `report`).
+
+    Raises EngineError where NVTX, which that child marks its ops with, is not installed.
+    """
+    _nvtx()
     return {"model": engine_model, "backend": backend, "levers": levers.to_dict(), "tokens": tokens, "seed": seed,
             "warmup": warmup, "passes": passes, "idle_s": idle_s, "profile_ops": profile_ops}  # fmt: skip
 
@@ -80,7 +89,7 @@ def run(spec: dict[str, Any], engine: Engine) -> dict[str, Any]:
             continue
         hook = RangeHook(chosen if k == passes - 1 else frozenset())
         start = time.perf_counter_ns()
-        with nvtx.annotate(f"prefill {k}"):
+        with _nvtx().annotate(f"prefill {k}"):
             engine.prefill(ids, hook=hook)
         walls.append(time.perf_counter_ns() - start)
     return {

@@ -5,8 +5,12 @@ from __future__ import annotations
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from nanoarrow.c_array import CArray
 
 SPLIT_ROWS = 100_000
 """Rows from which a second thread pays for its connection."""
@@ -18,8 +22,6 @@ def read_integers(database: Path, table: str, select: list[str]) -> list[np.ndar
 
     Raises sqlite3.DatabaseError for a damaged file, and TypeError where a value is no integer.
     """
-    import pyarrow as pa
-
     uri = f"{database.resolve().as_uri()}?mode=ro"
     db = sqlite3.connect(uri, uri=True)
     try:
@@ -37,27 +39,39 @@ def read_integers(database: Path, table: str, select: list[str]) -> list[np.ndar
         found = list(threads.map(lambda part: _read(uri, sql.format(*part)), parts))
     columns = []
     for i in range(len(select)):
-        column = pa.chunked_array([chunk for p in found if p.num_rows for chunk in p.column(i).chunks])
-        if column.type != pa.int64() or column.null_count:
+        chunks = [batch.child(i) for part in found for batch in part]
+        if any(chunk.schema.format != _INT64 or chunk.view().null_count for chunk in chunks):
             raise TypeError(f"{select[i]} of {table} is no whole number in every row")
-        columns.append(column.to_numpy())
+        columns.append(np.concatenate([_values(chunk) for chunk in chunks]))
     return columns
 
 
-def _read(uri: str, sql: str):  # type: ignore[no-untyped-def]  # -> pa.Table
+_INT64 = "l"
+"""int64 in the C data interface's format strings."""
+
+
+def _values(chunk: CArray) -> np.ndarray:
+    """int64 [rows] of an array without nulls: a view of its second buffer (the first says which values are null)."""
+    return np.frombuffer(chunk.view().buffer(1), np.int64)[chunk.offset : chunk.offset + len(chunk)]
+
+
+def _read(uri: str, sql: str) -> list[CArray]:
+    """The batches of a query that hold rows."""
     import adbc_driver_sqlite.dbapi as adbc
+    from nanoarrow import c_array_stream
 
     try:
         with adbc.connect(uri) as connection, connection.cursor() as cursor:
             cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": str(BATCH_ROWS)})
             cursor.execute(sql)
-            return cursor.fetch_arrow_table()
+            return [batch for batch in c_array_stream(cursor.fetch_arrow()) if len(batch)]
     except adbc.Error as error:
         raise sqlite3.DatabaseError(_first_line(error)) from None
-    except OSError as error:
+    except RuntimeError as error:  # nanoarrow's: a batch that the driver could not make
+        text = _first_line(error)
         # The driver's words for a column whose first rows had another type than a later one.
-        raise TypeError(_first_line(error)) from None
+        raise (TypeError(text) if "Type mismatch" in text else sqlite3.DatabaseError(text)) from None
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0].replace("[SQLite] ", "")
+    return str(error).splitlines()[0].split("[SQLite] ")[-1]

@@ -16,7 +16,7 @@ from harness.attribution.recorded import load_recorded, read_trace
 from harness.cli import group
 from harness.errors import HarnessError
 from harness.sources.nsys import Export, read_nsys_ranges
-from harness.sources.rows import read_integers
+from harness.sources.rows import BATCH_ROWS, read_integers
 from harness.sources.scrub import scrub
 
 PID, OTHER_PID = 1 << 48 | 4242 << 24, 1 << 48 | 4343 << 24
@@ -325,6 +325,28 @@ def test_a_table_read_by_two_threads_is_the_table(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("harness.sources.rows.BATCH_ROWS", 7)
     halves = read_integers(path, "CUPTI_ACTIVITY_KIND_KERNEL", ["start", "end - start"])
     assert whole[0].tolist() == halves[0].tolist() == list(range(1000)) and set(halves[1]) == {3}
+
+
+@pytest.mark.parametrize("value", ["soon", None, 1.5])
+def test_a_value_of_another_type_after_the_first_batch_is_one_too(tmp_path: Path, value: object) -> None:
+    with sqlite3.connect(tmp_path / "x.sqlite") as db:
+        db.execute("CREATE TABLE t (a)")
+        db.executemany("INSERT INTO t VALUES (?)", [*[(1,)] * (BATCH_ROWS + 10), (value,)])
+    with pytest.raises(TypeError, match=r"no whole number|Type mismatch"):
+        read_integers(tmp_path / "x.sqlite", "t", ["a"])
+
+
+def test_damage_after_the_first_batch_is_the_files_not_the_values(tmp_path: Path) -> None:
+    path = tmp_path / "x.sqlite"
+    with sqlite3.connect(path) as db:
+        db.execute("CREATE TABLE t (a)")
+        db.executemany("INSERT INTO t VALUES (?)", [(i,) for i in range(4 * BATCH_ROWS)])
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        file.seek(size * 3 // 8)  # in the middle of the first thread's second batch
+        file.write(b"\xff" * (size // 50))
+    with pytest.raises(sqlite3.DatabaseError, match="malformed"):
+        read_integers(path, "t", ["a"])
 
 
 @pytest.mark.parametrize("value", ["soon", None, 1.5, b"1"])
