@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache
-from importlib.util import find_spec
 from typing import Literal
 
 from engine.backend import Engine, Progress
 from engine.errors import EngineError
+from engine.extras import install_line
+from engine.extras import installed as _installed
 from engine.levers import Levers
 from engine.tensors import Model
 
 Backend = Literal["auto", "cpu", "cuda"]
 
 CUDA_PACKAGES = ("cupy", "cuda.core", "nvmath")
-INSTALL_CUDA = "pip install 'prefill-harness[cuda]'"
 
 
 def open_engine(model: Model, levers: Levers, *, backend: Backend = "auto", progress: Progress | None = None) -> Engine:
@@ -46,7 +46,9 @@ def choose(backend: Backend = "auto") -> Literal["cpu", "cuda"]:
     if backend == "auto":
         return "cpu"
     if missing:
-        raise EngineError(f"backend 'cuda' needs {', '.join(missing)}, which this Python lacks; run {INSTALL_CUDA}.")
+        raise EngineError(
+            f"backend 'cuda' needs {', '.join(missing)}, which this Python lacks; run {install_line('cuda')}."
+        )
     raise EngineError(
         "backend 'cuda' finds no NVIDIA GPU that this process can use; check `nvidia-smi` and CUDA_VISIBLE_DEVICES, or use backend 'cpu'."
     )
@@ -61,10 +63,3 @@ def gpu_available() -> bool:
         return False
     count = ctypes.c_int(0)
     return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
-
-
-def _installed(name: str) -> bool:
-    try:
-        return find_spec(name) is not None
-    except ModuleNotFoundError:  # the parent package is missing
-        return False

@@ -15,6 +15,7 @@ from engine.cuda import jit
 from engine.cuda.arena import Arena
 from engine.cuda.cublaslt import CublasLt
 from engine.cuda.weights import fill_random_f16
+from engine.driver import check_driver
 
 BATCH_S = 2e-3
 """About this long is one timed batch: long against an event's resolution, short against a clock step."""
@@ -22,7 +23,11 @@ BATCHES = 9
 
 
 def identity() -> dict[str, Any]:
-    """What makes another machine: device name, multiprocessors, CUDA driver and cublasLt versions."""
+    """What makes another machine: device name, multiprocessors, CUDA driver and cublasLt versions.
+
+    Raises EngineError where the driver is too old for these libraries.
+    """
+    check_driver()
     from cupy.cuda import runtime
     from nvmath.bindings import cublasLt
 

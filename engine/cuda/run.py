@@ -14,6 +14,7 @@ from engine.cuda.cublaslt import CublasLt
 from engine.cuda.program import Binder, HostBuffers, Program, buffer_sizes, rope_table
 from engine.cuda.weights import Weights
 from engine.decode import checked_ids, continue_greedily, positions_of
+from engine.driver import check_driver
 from engine.errors import EngineError
 from engine.levers import Levers
 from engine.plan import Plan, build_plan
@@ -28,19 +29,19 @@ class CudaEngine:
     name = "cuda"
 
     def __init__(self, model: Model, levers: Levers, progress: Progress | None = None) -> None:
-        """Loads the weights. Raises EngineError without a usable GPU, or where the model does not fit it."""
+        """Loads the weights. Raises EngineError without a usable GPU and driver, or where the model does not fit it."""
         require_runnable(model)
         self.geometry, self.levers, self.model_name = model.geometry, levers, model.name
         self._progress = progress
         self._check_geometry()
+        check_driver()
         try:
             import cupy
 
             self._stream = cupy.cuda.Stream(non_blocking=True)
         except Exception as error:
             raise EngineError(
-                f"no CUDA device can be used here ({error}); pip install 'prefill-harness[cuda]' on a machine with an "
-                "NVIDIA GPU and its driver, or take the CPU backend."
+                f"no CUDA device can be used here ({error}); run `harness doctor` to see what is missing, or take the CPU backend."
             ) from error
         self._arena: Arena | None = None
         self._rows = self._positions = self._head_rows = 0
