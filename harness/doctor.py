@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -15,12 +13,13 @@ from typing import Any, Literal
 
 import psutil
 
+from engine.driver import installed_driver
+from engine.extras import install_line
 from harness.errors import HarnessError
 
 State = Literal["ok", "missing", "warning", "absent"]
 """`missing`: a command installs it; `warning`: there, but it spoils figures; `absent`: not on this machine (no GPU)."""
 
-CUDA_EXTRA = "pip install 'prefill-harness[cuda]'"
 COMPUTE_SANITIZER = ("usr/local/cuda*/bin/compute-sanitizer", "usr/local/cuda*/compute-sanitizer/compute-sanitizer",
                      "opt/nvidia/nsight-compute/*/compute-sanitizer/compute-sanitizer")  # fmt: skip
 
@@ -78,7 +77,7 @@ def _gpu() -> list[Finding]:
             )
         ]
     try:
-        findings = [Finding("GPU", "driver", *_driver(_text(nvml.nvmlSystemGetDriverVersion()), nvml))]
+        findings = [Finding("GPU", "driver", *_driver(nvml))]
         for index in range(nvml.nvmlDeviceGetCount()):
             findings += _device(nvml, index)
         return findings
@@ -86,12 +85,9 @@ def _gpu() -> list[Finding]:
         nvml.nvmlShutdown()
 
 
-def _driver(version: str, nvml: Any) -> tuple[State, str, str]:
-    cuda = nvml.nvmlSystemGetCudaDriverVersion_v2()
-    text = f"{version}, CUDA {cuda // 1000}.{cuda % 1000 // 10}"
-    if cuda < 13000:
-        return "warning", text, "the CUDA extra needs a driver of CUDA 13.0 or newer (580 or newer)"
-    return "ok", text, ""
+def _driver(nvml: Any) -> tuple[State, str, str]:
+    driver = installed_driver(nvml)
+    return ("warning" if driver.too_old else "ok"), str(driver), driver.too_old
 
 
 def _device(nvml: Any, index: int) -> list[Finding]:
@@ -141,30 +137,44 @@ def _device(nvml: Any, index: int) -> list[Finding]:
 
 
 def _packages() -> list[Finding]:
-    """The CUDA extra's packages: installed, and do they import? Imported in a process of their own: a broken one may crash."""
-    wanted = {
-        "CuPy": ("cupy-cuda13x", "cupy", CUDA_EXTRA),
-        "cuda.core": ("cuda-core", "cuda.core", CUDA_EXTRA),
-        "cublasLt": ("nvmath-python", "nvmath.bindings.cublasLt", CUDA_EXTRA),
-        "cuDNN": ("nvidia-cudnn-frontend", "cudnn", CUDA_EXTRA),
-        "CUPTI": ("cupti-python", "cupti.cupti", "pip install cupti-python==13.0.1"),
+    """The extras: installed, and does each CUDA package find the libraries that it loads?"""
+    on_gpu = {
+        "CuPy": ("cupy-cuda13x", "cupy.cuda"),
+        "cuda.core": ("cuda-core", "cuda.core"),
+        "CUDA headers": ("nvidia-cuda-runtime", "cuda.pathfinder"),
+        "cublasLt": ("nvmath-python", "nvmath.bindings.cublasLt"),
+        "cuDNN": ("nvidia-cudnn-frontend", "cudnn"),
+        "CUPTI": ("cupti-python", "cupti.cupti"),
+        "NVTX": ("nvtx", ""),
     }
-    return [_package(name, *about) for name, about in wanted.items()]
+    anywhere = {"ncu-report": "ncu", "pyarrow": "parquet", "tokenizers": "tokenizer"}
+    return [
+        *(
+            _package(name, distribution, install_line("cuda"), loader)
+            for name, (distribution, loader) in on_gpu.items()
+        ),
+        *(_package(name, name, install_line(extra)) for name, extra in anywhere.items()),
+    ]
 
 
-def _package(name: str, distribution: str, module: str, fix: str) -> Finding:
+def _package(name: str, distribution: str, fix: str, loader: str = "") -> Finding:
+    """loader: the import whose libraries are looked for, in a process of its own; "" for a package that has none."""
     try:
         version = metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return Finding("package", name, "missing", f"{distribution} is not installed", fix)
-    try:
-        done = subprocess.run([sys.executable, "-c", f"import {module}"], capture_output=True, text=True, timeout=60)
-    except subprocess.TimeoutExpired:
-        return Finding("package", name, "warning", f"{version} takes more than a minute to import", fix)
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-        return Finding("package", name, "warning", f"{version} is installed and does not import: {last[:120]}", fix)
-    return Finding("package", name, "ok", f"{distribution} {version}")
+    text = f"{distribution} {version}"
+    if not loader:
+        return Finding("package", name, "ok", text)
+    from engine.cuda.libraries import examine
+
+    found = examine(loader)
+    if wrong := next((f for f in found if f.state == "missing"), None):
+        what = wrong.library if wrong.library != "-" else loader
+        return Finding("package", name, "missing", f"{text}, but not {what}: {wrong.path[:160]}", fix)
+    if waiting := [f.library for f in found if f.state == "found"]:
+        text += f"; {', '.join(waiting)} found, to be loaded with a driver"
+    return Finding("package", name, "ok", text)
 
 
 def _tools() -> list[Finding]:
@@ -226,7 +236,3 @@ def _places() -> list[Finding]:
                 "" if writable else "set PREFILL_HARNESS_CACHE to a directory that you may write"),
         Finding("place", "engine", "ok", commit()),
     ]  # fmt: skip
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value

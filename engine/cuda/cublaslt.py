@@ -25,6 +25,7 @@ import numpy as np
 from engine.cache import publish
 from engine.cuda.arena import Arena
 from engine.errors import EngineError
+from engine.extras import install_line
 
 Output = Literal["f16", "f32"]
 
@@ -80,9 +81,7 @@ class CublasLt:
 
             self._handle = lt.create()
         except Exception as error:
-            raise EngineError(
-                f"cublasLt cannot be loaded ({error}); pip install nvmath-python nvidia-cublas, or 'prefill-harness[cuda]'."
-            ) from error
+            raise EngineError(f"cublasLt cannot be loaded ({error}); {install_line('cuda')}.") from error
         self._lt = lt
         self._stream = stream
         self._heuristic = heuristic

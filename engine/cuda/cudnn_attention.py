@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from engine.errors import EngineError
+from engine.extras import install_line
 
 _Q, _K, _V, _OUT = 1, 2, 3, 4  # tensor uids
-_INSTALL = "pip install 'prefill-harness[cuda]' nvidia-cudnn-cu13"
 
 
 class _Shape(NamedTuple):
@@ -136,7 +136,9 @@ def _handle(device: int) -> int:
     try:
         return int(_cudnn().create_handle())
     except Exception as error:
-        raise EngineError(f"cuDNN could not be started on GPU {device} ({_first_line(error)}); {_INSTALL}.") from error
+        raise EngineError(
+            f"cuDNN could not be started on GPU {device} ({_first_line(error)}); {install_line('cuda')}."
+        ) from error
 
 
 @cache
@@ -153,7 +155,9 @@ def _cudnn() -> Any:
     try:
         import cudnn
     except Exception as error:
-        raise EngineError(f"cuDNN's frontend cannot be imported ({_first_line(error)}); {_INSTALL}.") from error
+        raise EngineError(
+            f"cuDNN's frontend cannot be imported ({_first_line(error)}); {install_line('cuda')}."
+        ) from error
     finally:
         if before is None:
             os.environ.pop("LD_LIBRARY_PATH", None)
@@ -162,7 +166,7 @@ def _cudnn() -> Any:
     try:
         cudnn.backend_version()
     except Exception as error:
-        raise EngineError(f"libcudnn.so.9 was not found ({_first_line(error)}); {_INSTALL}.") from error
+        raise EngineError(f"libcudnn.so.9 was not found ({_first_line(error)}); {install_line('cuda')}.") from error
     return cudnn
 
 

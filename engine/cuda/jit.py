@@ -29,6 +29,7 @@ from typing import Any
 
 from engine.cache import cache_dir, publish
 from engine.errors import EngineError
+from engine.extras import install_line
 
 KERNELS = Path(__file__).with_name("kernels")
 ARCHES = ("sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120a")
@@ -174,9 +175,7 @@ def compiler_version() -> str:
 
         _status, major, minor = nvrtc.nvrtcVersion()
     except Exception as error:
-        raise EngineError(
-            f"no NVRTC was found to compile kernels with ({error}); pip install 'prefill-harness[cuda]'."
-        ) from error
+        raise EngineError(f"no NVRTC was found to compile kernels with ({error}); {install_line('cuda')}.") from error
     return f"{major}.{minor}"
 
 
@@ -214,9 +213,7 @@ def _nvrtc(
         except ImportError:  # before 0.5 it lived in `experimental`
             from cuda.core.experimental import Program, ProgramOptions  # type: ignore[no-redef]
     except ImportError as error:
-        raise EngineError(
-            f"compiling kernels needs cuda-core ({error}); pip install 'prefill-harness[cuda]'."
-        ) from error
+        raise EngineError(f"compiling kernels needs cuda-core ({error}); {install_line('cuda')}.") from error
 
     class Log:
         """What `Program.compile(logs=…)` writes into; some versions write bytes."""
@@ -274,8 +271,7 @@ def cuda_headers() -> tuple[str, ...]:
     usable = [d for d in dict.fromkeys(found) if Path(d).is_dir()]
     if not any(Path(d, "cuda_fp16.h").exists() for d in usable):
         raise EngineError(
-            "cuda_fp16.h was not found, which kernels include; pip install nvidia-cuda-runtime nvidia-cuda-crt, "
-            "or set CUDA_HOME to a CUDA toolkit."
+            f"cuda_fp16.h was not found, which kernels include; {install_line('cuda')}, or set CUDA_HOME to a CUDA toolkit."
         )
     return tuple(usable)
 

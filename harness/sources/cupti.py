@@ -24,13 +24,13 @@ import numpy as np
 import pandas as pd
 
 from engine.backend import Engine
+from engine.extras import install_line
 from engine.plan import Op, Plan
 from harness import launches as table
 from harness.errors import HarnessError
 from harness.sources.charge import charge
 from harness.sources.trace import Trace
 
-INSTALL = "pip install cupti-python==13.0.1"
 BUFFER_BYTES = 16 << 20
 """One activity buffer: room for some 30,000 launches, so that none is handed over inside a traced forward."""
 
@@ -142,7 +142,7 @@ def trace_prefill(engine: Engine, ids: np.ndarray) -> Trace:
 def check_installed() -> None:
     """Raises HarnessError where CUPTI's package is missing; loads nothing, so that it can be asked before timing."""
     if find_spec("cupti") is None:
-        raise HarnessError(f"in-process tracing needs CUPTI, which is not installed; {INSTALL}.")
+        raise HarnessError(f"in-process tracing needs CUPTI, which is not installed; {install_line('cuda')}.")
 
 
 @cache
@@ -178,7 +178,9 @@ class _Session:
         try:
             from cupti import cupti
         except ImportError as error:
-            raise HarnessError(f"in-process tracing needs CUPTI, which does not import ({error}); {INSTALL}.") from None
+            raise HarnessError(
+                f"in-process tracing needs CUPTI, which does not import ({error}); {install_line('cuda')}."
+            ) from None
         self.cupti = cupti
         kinds = cupti.ActivityKind
         self.kinds = [

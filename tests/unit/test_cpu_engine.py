@@ -365,7 +365,7 @@ def test_auto_is_cuda_only_with_a_gpu_and_its_packages(monkeypatch: pytest.Monke
         assert opening.choose("auto") == want
         assert opening.choose("cpu") == "cpu"
         if want == "cpu":
-            with pytest.raises(EngineError, match="pip install 'prefill-harness" if gpu else "no NVIDIA GPU"):
+            with pytest.raises(EngineError, match=r"pip install (-e )?'.*\[cuda\]'" if gpu else "no NVIDIA GPU"):
                 opening.choose("cuda")
     with pytest.raises(EngineError, match="'tpu' does not exist"):
         opening.choose("tpu")  # type: ignore[arg-type]
