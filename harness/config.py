@@ -1,8 +1,8 @@
 """Every YAML file that a person writes: arms (experiments/*.yaml) and protocols, checked, with errors that name file and line.
 
 An arm says what runs: engine, model, tokens, levers. `extends: other.yaml` starts from another file (relative to this
-one) and overrides key by key; lists, and an engine of another kind, are replaced whole. Keys of no effect do not exist:
-an unknown key is an error that names the nearest valid one.
+one; a protocol also finds the packaged ones by name) and overrides key by key; lists, and an engine of another kind, are
+replaced whole. Keys of no effect do not exist: an unknown key is an error that names the nearest valid one.
 """
 
 from __future__ import annotations
@@ -249,7 +249,7 @@ def load_protocol(name_or_path: str | Path, model_class: type[ModelT]) -> ModelT
                 + (f"did you mean {near[0]!r}?" if near else f"give a .yaml file or one of {', '.join(names)}.")
             )
         path = Path(str(packaged))
-    return _validate(model_class, _load_extended(path, ()), {})
+    return _validate(model_class, _load_extended(path, (), Path(str(resources.files("protocols")))), {})
 
 
 def diff_arms(base: ArmConfig, lever: ArmConfig) -> dict[str, tuple[Any, Any]]:
@@ -300,7 +300,8 @@ _MAX_DEPTH, _MAX_NODES = 64, 100_000
 _Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(?:true|false)$"), list("tf"))
 
 
-def _load_extended(path: Path, seen: tuple[str, ...]) -> _Document:
+def _load_extended(path: Path, seen: tuple[str, ...], packaged: Path | None = None) -> _Document:
+    """The file and what it extends: a file beside it, else the one of that name in the `packaged` folder."""
     real = os.path.realpath(path)
     if real in seen:
         chain = " → ".join(Path(p).name for p in (*seen, real))
@@ -311,7 +312,11 @@ def _load_extended(path: Path, seen: tuple[str, ...]) -> _Document:
         return document
     if not isinstance(base, str):
         raise HarnessError(f"{document.place(('extends',))}: `extends` must be the path of one YAML file.")
-    below = _load_extended(path.parent / base, (*seen, real))
+    extended = path.parent / base
+    if packaged and "\0" not in base and (packaged / base).is_file():
+        if not extended.exists() or os.path.realpath(extended) == real:
+            extended = packaged / base
+    below = _load_extended(extended, (*seen, real), packaged)
     below.values.pop("name", None)
     merged = _merge(below.values, document.values)
     return _Document(merged, path, below.where | document.where)
