@@ -7,15 +7,18 @@ GPU := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/nul
 EXTRAS = $(if $(GPU),[cuda],)
 comma := ,
 
-.PHONY: decompose test test-gpu lint clean
+.PHONY: decompose test test-gpu test-install lint clean
 decompose: $(VENV)/installed ## Install, fetch the model, run a full prefill, print where its wall went
 	$(BIN)/harness decompose --tokens $(TOKENS)
 
 test: $(VENV)/installed-test ## Everything that needs no GPU: tests, kernels compiled for every architecture
-	$(BIN)/python -m pytest -n 2 -m "not gpu"
+	$(BIN)/python -m pytest -n 2 -m "not gpu and not install"
 
 test-gpu: $(VENV)/installed-test ## Tests that need a GPU
 	$(BIN)/python -m pytest -m gpu tests/gpu
+
+test-install: $(VENV)/installed-test ## Fresh environments: the base install is small and whole, [cuda] brings every library
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m install tests/install
 
 lint: $(VENV)/installed-test
 	$(BIN)/ruff check .
