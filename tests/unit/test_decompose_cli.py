@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -202,21 +203,57 @@ def test_the_table_fits_its_terminal_and_a_wide_one_shows_all(width: int) -> Non
     assert to_markdown(d).count("| gate_up |") == 1
 
 
-def test_a_killed_run_leaves_no_half_written_file(tmp_path: Path) -> None:
-    out = tmp_path / "d.json"
-    arguments = [sys.executable, "-m", "harness.cli", *TINY, "--json", str(out), "--save", str(tmp_path / "all")]
-    run = subprocess.Popen(
-        arguments, env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}, stdout=subprocess.DEVNULL
+def run_killed_at(size: int | None, folder: Path) -> int:
+    """The exit status of a saving run that the kernel kills in the write that takes any file beyond `size` bytes."""
+    code = (
+        "import resource, signal, sys\n"
+        "from harness.cli import main\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_DFL)\n"  # Python ignores it: the kernel's kill becomes an error
+        "resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n"
+        "if int(sys.argv[1]): resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2)\n"
+        "main(sys.argv[2:])\n"
     )
-    try:
-        run.wait(timeout=2.5)
-    except subprocess.TimeoutExpired:
-        run.kill()
-        run.wait()
-    if out.exists():
-        load_decomposition(out)
-    for path in (tmp_path / "all").glob("*.json") if (tmp_path / "all").is_dir() else []:
-        load_decomposition(path)
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(size or 0), *TINY, "--runs", "1", "--save", str(folder)],
+        env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.returncode
+
+
+def saved(folder: Path) -> dict[str, bytes]:
+    """Every file that a reader would see, each whole: JSON and Parquet load, a PNG has its end, a page its last line."""
+    found = {p.name: p.read_bytes() for p in sorted(folder.iterdir()) if not p.name.startswith(".")}
+    for name, content in found.items():
+        if name.endswith(".json"):
+            load_decomposition(folder / name)
+        elif name.endswith(".parquet"):
+            launches.load(folder / name)
+        elif name.endswith(".png"):
+            assert content.endswith(b"IEND\xaeB`\x82"), f"{name} was cut"
+        else:
+            assert name == "README.md" and content.endswith(b"\n")
+    return found
+
+
+@pytest.mark.timeout(900)  # three processes, on a machine that may be shared
+def test_a_killed_run_leaves_no_half_written_file(tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    assert run_killed_at(None, whole) in (0, 6)
+    complete = saved(whole)
+    sizes = {name: len(content) for name, content in complete.items()}
+    assert set(sizes) == {"README.md", "decomposition.json", "decomposition.png", "launches.parquet"}
+
+    # In the middle of the largest, which the others but the last come before.
+    assert max(sizes, key=sizes.__getitem__) == "decomposition.png"
+    fresh = tmp_path / "fresh"
+    assert run_killed_at(sizes["decomposition.png"] // 2, fresh) == -signal.SIGXFSZ, "nothing was killed"
+    assert set(saved(fresh)) == {"decomposition.json", "launches.parquet"}
+
+    # In the middle of the first, over an earlier run's files.
+    assert run_killed_at(sizes["decomposition.json"] // 2, whole) == -signal.SIGXFSZ, "nothing was killed"
+    assert saved(whole) == complete
 
 
 def test_doctor_says_what_is_missing_and_what_installs_it(harness: Run) -> None:
