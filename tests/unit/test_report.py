@@ -128,6 +128,18 @@ def test_pages_come_back_from_the_json_alone(three_rounds: Path, harness: Callab
     assert {p: p.read_bytes() for p in Path("reports").rglob("*") if p.suffix in (".md", ".png")} == kept
 
 
+def test_the_committed_pages_are_their_records_renderings(in_tmp: Path) -> None:
+    committed = Path(__file__).parents[2] / "reports"
+    if not committed.is_dir():
+        pytest.skip("installed without its reports")
+    shutil.copytree(committed, "reports")
+    rebuild(figures=False)
+    pages = sorted(committed.rglob("*.md"))
+    assert len(pages) > 8
+    stale = [p for p in pages if p.read_bytes() != (Path("reports") / p.relative_to(committed)).read_bytes()]
+    assert not stale, "run `harness report --no-figures`"
+
+
 def test_what_a_person_wrote_survives_and_reaches_the_record(three_rounds: Path) -> None:
     file = ROUNDS / "0003-nothing" / "README.md"
     text = file.read_text()
