@@ -313,9 +313,9 @@ def _load_extended(path: Path, seen: tuple[str, ...], packaged: Path | None = No
     if not isinstance(base, str):
         raise HarnessError(f"{document.place(('extends',))}: `extends` must be the path of one YAML file.")
     extended = path.parent / base
-    if packaged and "\0" not in base and (packaged / base).is_file():
-        if not extended.exists() or os.path.realpath(extended) == real:
-            extended = packaged / base
+    if packaged is not None and "\0" not in base and (packaged / base).is_file():
+        beside = extended.exists() and os.path.realpath(extended) != real
+        extended = extended if beside else packaged / base
     below = _load_extended(extended, (*seen, real), packaged)
     below.values.pop("name", None)
     merged = _merge(below.values, document.values)

@@ -94,7 +94,8 @@ def compare(ours: Path, theirs: tuple[str, ...], across_windows: bool, json_path
     from harness.attribution.against import against
     from harness.attribution.decomposition import load_decomposition
     from harness.files import check_writable, emit_json, to_json, write_atomic
-    from harness.report.against import against_figure, print_against, to_markdown
+    from harness.report.against import print_against, to_markdown
+    from harness.report.against_figure import against_figure
 
     check_writable(json_path)
     check_writable(save and save / "against.json")

@@ -113,7 +113,6 @@ class _Page:
             "figures": {
                 "pairs": bool(timed),
                 "walls": bool(timed),
-                "bridge": (self.path / "bridge.png").is_file(),
                 "basket": self.r.basket is not None,
                 "bridge": bridge is not None and rises_above_noise(bridge),
                 "decomposition": self.r.kind == "MEAS-ONLY" and table is not None,

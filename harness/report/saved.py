@@ -69,7 +69,8 @@ def _sol(record: Path, figures: bool) -> list[Path]:
 
 
 def _against(record: Path, figures: bool) -> list[Path]:
-    from harness.report.against import against_figure, to_markdown
+    from harness.report.against import to_markdown
+    from harness.report.against_figure import against_figure
 
     page, plot = record.with_name("README.md"), record.with_suffix(".png")
     if not page.is_file():
