@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from engine.titles import title
 from harness.report.markdown import markdown_table
 from harness.report.table import print_table, say
 from harness.report.words import ms
@@ -97,7 +98,7 @@ def to_markdown(record: dict[str, Any], figure: str | None) -> str:
     columns, rows = table(record)
     rows[-3:] = [[f"**{row[0]}**", *row[1:]] for row in rows[-3:]]
     names = " and ".join(r["name"] for r in references)
-    lines = [f"# Ours against {names}, by role: {ours['model']}, {record['tokens']} tokens", ""]
+    lines = [f"# Ours against {names}, by role: {title(ours['model'])}, {record['tokens']} tokens", ""]
     lines += [f"- **{line.partition('). ')[0]}).** {line.partition('). ')[2]}" for line in conclusion(record)]
     if figure:
         lines += ["", f"![The traced wall of each engine, by role]({figure})"]

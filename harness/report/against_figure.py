@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from engine.titles import title
 from harness.report.style import BODY, GAIN, INK, LEVER, MARK, RULE, SMALL, Column, Page, elide, look
 
 ENGINES = (("#27459F", ""), (LEVER, "////"), ("#8C1446", "...."), (GAIN, "xxxx"), (MARK, "----"))
@@ -35,7 +36,7 @@ def against_figure(record: dict[str, Any], path: Path) -> None:
         if not all(r["one_window"] for r in references):
             foot.append("~: another window's figures, so part of a ratio may be the machine's.")
         height = BAR * len(engines) + 0.12
-        page = Page(f"{ours['model']} · {record['tokens']} tokens · {ours['device']}", [0.25 + height * len(groups) + 0.42, 0.3],
+        page = Page(f"{title(ours['model'])} · {record['tokens']} tokens · {ours['device']}", [0.25 + height * len(groups) + 0.42, 0.3],
                     [(walls, INK), "one traced prefill by role"], foot)  # fmt: skip
         axes = page.rows(
             0, [name for name, *_ in groups], columns, bold=[name == "traced wall" for name, *_ in groups], most=1.6

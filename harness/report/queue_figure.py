@@ -15,6 +15,7 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from harness.attribution.queue import PARITY
+from harness.report.decomposition import titled
 from harness.report.style import BASE, DPI, GAIN, INK, LEVER, MARK, RULE, SMALL, Page, bare, elide, look, text_width
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def queue_figure(path: Path, queue: Queue, *, title: str = "What is worth doing 
 def _drawn(queue: Queue, title: str, points: list[_Point], foot: list[str]) -> tuple[Page, list[str]]:
     """The figure, and the classes whose names found no place in it."""
     table = queue.table
-    about = [table.model, f"{table.tokens} tokens" if table.tokens else "", table.device, table.regime]
+    about = [titled(table), f"{table.tokens} tokens" if table.tokens else "", table.device, table.regime]
     line = " · ".join(filter(None, [*about, f"wall {queue.wall_ms:.2f} ms"]))
     page = Page(title, [TALL], [line], foot)
     axes = page.axes(0, left=0.75, right=KEY + 0.25, top=0.08, bottom=0.5)
