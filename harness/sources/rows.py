@@ -28,15 +28,20 @@ def read_integers(database: Path, table: str, select: list[str]) -> list[np.ndar
         # One aggregate a query: SQLite answers it from the tree's edge, two together by a scan.
         edges = ", ".join(f"(SELECT {end}(rowid) FROM {table})" for end in ("min", "max"))
         low, high = db.execute(f"SELECT {edges}").fetchone()
+        if low is None:
+            return [np.empty(0, np.int64) for _ in select]
+        middle = (low + high) // 2 if high - low >= SPLIT_ROWS else high
+        (last,) = db.execute(f"SELECT max(rowid) FROM {table} WHERE rowid <= {middle}").fetchone()
     finally:
         db.close()
-    if low is None:
-        return [np.empty(0, np.int64) for _ in select]
-    middle = (low + high) // 2 if high - low >= SPLIT_ROWS else high
-    parts = [(low, middle), (middle + 1, high)] if middle < high else [(low, high)]
-    sql = f"SELECT {', '.join(select)} FROM {table} WHERE rowid BETWEEN {{}} AND {{}}"
+    parts = [(low, last), (last + 1, high)] if last < high else [(low, high)]
+    sql = f"SELECT {', '.join(select)}, rowid FROM {table} WHERE rowid BETWEEN {{}} AND {{}}"
     with ThreadPoolExecutor(len(parts)) as threads:
         found = list(threads.map(lambda part: _read(uri, sql.format(*part)), parts))
+    for batches, (_, end) in zip(found, parts, strict=True):
+        # The driver may take a damaged page for the end of the rows, and not say so.
+        if not batches or _values(batches[-1].child(len(select)))[-1] != end:
+            raise sqlite3.DatabaseError("database disk image is malformed")
     columns = []
     for i in range(len(select)):
         chunks = [batch.child(i) for part in found for batch in part]
