@@ -357,7 +357,9 @@ def _read(path: Path) -> _Document:
         raise HarnessError(
             f"{path}: its values are nested deeper than {_MAX_DEPTH} levels; no config is, correct it."
         ) from None
-    except ValueError as error:  # a date that is none, a number of thousands of digits
+    except HarnessError:
+        raise
+    except Exception as error:  # the library's constructors raise what they stumble over: a date that is none
         raise HarnessError(
             f"{path}: a value cannot be read ({one_line(error)}); correct it, or put it in quotes."
         ) from None

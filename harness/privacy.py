@@ -53,7 +53,7 @@ _SECRET_WORD = (
 _SECRET_KEY = re.compile(rf"(?:.*[^A-Za-z0-9])?(?:[A-Za-z0-9]*?){_SECRET_WORD}(?:[_-]?\d+)?", re.IGNORECASE)
 _NAMED = re.compile(
     rf"(?P<name>(?<![\w-])(?:--?)?[\w.-]*?{_SECRET_WORD}(?:[_-]?\d+)?)(?P<q1>\\*[\"']?)(?P<by>\s*(?:=>|[:=])\s*|(?<=\w)\s+(?=\S))"
-    r"(?P<value>\\*\"(?:[^\"\\]|\\[^\"])*\\*\"|\\*'[^']*'|[^\s\"',;&)}\]]+)",
+    r"(?P<value>\\+\"(?:(?!\\+\").)*\\+\"|\"(?:[^\"\\]|\\.)*\"|\\*'[^']*'|\\*[\"']\S*|[^\s\"',;&)}\]]+)",
     re.IGNORECASE,
 )
 _BEARER = re.compile(r"\b(?P<word>bearer)\s+(?P<value>[\w.~+/=-]{6,})", re.IGNORECASE)

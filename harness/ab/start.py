@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from engine.cache import cache_dir
 from engine.open import choose, gpu_available
 from harness.ab import calibration
@@ -75,14 +73,7 @@ def basket(base: ArmConfig, a: ArmConfig, b: ArmConfig) -> dict[str, ArmConfig]:
         "identity": max((a.identity, b.identity), key=("bitwise", "greedy", "tolerance").index),
         "predicted_gain": (1 + predicted[0]) * (1 + predicted[1]) - 1 if None not in predicted else None,  # type: ignore[operator]
     }
-    try:
-        return {"A": base, "B": ArmConfig.model_validate(both | {"source": base.source}), "C": a, "D": b}
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "config"
-        raise HarnessError(
-            f"the levers {a.name} and {b.name} cannot run together ({where}: {first['msg'].removeprefix('Value error, ')}); change one of them."
-        ) from None
+    return {"A": base, "B": ArmConfig.model_validate(both | {"source": base.source}), "C": a, "D": b}
 
 
 _ABSENT = object()

@@ -235,7 +235,9 @@ def parse_rules(text: str, file: str) -> list[Rule]:
         document = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except yaml.YAMLError as error:
         raise HarnessError(yaml_sentence(error, file)) from None
-    except (RecursionError, ValueError) as error:
+    except (
+        Exception
+    ) as error:  # the library's constructors raise what they stumble over: a date that is none, a key that is a list
         raise HarnessError(f"{file} cannot be read as YAML ({one_line(error)}); correct it.") from None
     rows = document.get("rules") if isinstance(document, dict) else document
     if not isinstance(rows, list):

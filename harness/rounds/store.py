@@ -10,8 +10,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from harness.errors import HarnessError
-from harness.files import append_line, read_json, to_json, write_atomic
+from harness.errors import HarnessError, one_line
+from harness.files import append_line, read_json, strict_json, to_json, write_atomic
 from harness.rounds.record import RoundRecord, Sample
 
 ROUND_DIR = re.compile(r"(\d{4,})-[a-z0-9][a-z0-9._-]*")
@@ -134,13 +134,15 @@ def read_samples(path: Path) -> list[Sample]:
     *lines, _torn = file.read_bytes().split(b"\n")
     for number, line in enumerate(lines, 1):
         try:
-            samples.append(Sample.model_validate_json(line))
+            samples.append(Sample.model_validate(strict_json(line)))
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
             raise HarnessError(
                 f"{file}, line {number}: {where + ': ' if where else ''}{first['msg']}; restore that line."
             ) from None
+        except (ValueError, RecursionError) as error:
+            raise HarnessError(f"{file}, line {number}: no JSON ({one_line(error)}); restore that line.") from None
     return samples
 
 

@@ -71,16 +71,19 @@ def newest(reports: Path | None = None) -> Found:
 def _is_decomposition(file: Path) -> bool:
     try:
         data = json.loads(file.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     return isinstance(data, dict) and data.get("schema") == SCHEMA
 
 
 def moment(text: str) -> datetime:
-    """An ISO 8601 moment; the beginning of time where there is none. Without a zone it is UTC."""
+    """An ISO 8601 moment; the beginning of time where there is none, or no moment. Without a zone it is UTC."""
     if not text:
         return datetime.min.replace(tzinfo=UTC)
-    parsed = datetime.fromisoformat(text)
+    try:
+        parsed = datetime.fromisoformat(text)
+    except ValueError:
+        return datetime.min.replace(tzinfo=UTC)
     return parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
 
 
