@@ -1,7 +1,8 @@
 """Reads PyTorch profiler traces (Kineto JSON, plain or gzip) into a launch table, one event at a time.
 
 A trace of 1 GB is never held as Python objects: the text is decoded event by event from a sliding window, and of every
-event only the columns that the launch table needs are kept.
+event only the columns that the launch table needs are kept. What profilers write beside the standard is read: `inf` and
+`nan`, raw control characters, a byte-order mark, text for streams; an event without a usable time is left out and named.
 """
 
 from __future__ import annotations
@@ -12,8 +13,13 @@ import json
 import re
 import sys
 import zlib
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from decimal import Decimal, InvalidOperation
+from functools import lru_cache
+from itertools import pairwise
+from math import ulp
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,7 +28,10 @@ import pandas as pd
 
 from harness import launches
 from harness.errors import HarnessError
-from harness.sources.trace import Trace
+from harness.sources.names import demangled
+from harness.sources.submissions import Call, Calls, call_kind, match
+from harness.sources.trace import Findings, LeftOut, Sharing, Trace
+from harness.sources.usable import usable
 
 KINDS = {"kernel": "kernel", "gpu_memcpy": "memcpy", "gpu_memset": "memset", "memcpy": "memcpy", "memset": "memset"}
 """Event category (lower case; the last two are older profilers') → kind of launch."""
@@ -30,10 +39,20 @@ KINDS = {"kernel": "kernel", "gpu_memcpy": "memcpy", "gpu_memset": "memset", "me
 _SYNC = re.compile(r"^(Context|Device|Stream|Event) (Sync|Wait)", re.IGNORECASE)
 """Names of synchronisation events. Some profilers put them on the device's rows; none of them is work."""
 
-_CALLS = ("cuda_runtime", "cuda_driver", "runtime", "driver")
+_STEP = "ProfilerStep#"
+"""torch.profiler's step annotations; older versions give them the category of an operator."""
+
+_CALLS = ("cuda_runtime", "cuda_driver", "runtime", "driver", "hip_runtime")
 _WINDOW = 1 << 22  # characters that are read at a time
-_LONGEST = 1 << 28  # characters of one value: a damaged file must not be read whole in search of a value's end
+_LONGEST = 1 << 25  # characters of one value: a damaged file must not be read whole in search of a value's end
+_SMALL = 1 << 20  # characters of a value beside the events that is decoded at all
+_UNKNOWN = -1
+_LAUNCHING = (Call.LAUNCH, Call.LAUNCH_EX, Call.GRAPH)
 _FIX = "record it again with torch.profiler's export_chrome_trace"
+
+
+def _numbers() -> array[int]:
+    return array("q")
 
 
 @dataclass
@@ -41,95 +60,280 @@ class _Columns:
     """What is kept of the events, column by column."""
 
     name: list[str] = field(default_factory=list)
-    kind: list[str] = field(default_factory=list)
-    start: list[int] = field(default_factory=list)
-    end: list[int] = field(default_factory=list)
-    device: list[int] = field(default_factory=list)
-    stream: list[int] = field(default_factory=list)
-    node: list[int] = field(default_factory=list)
+    kind: array[int] = field(default_factory=_numbers)  # index into launches.KINDS
+    start: array[int] = field(default_factory=_numbers)
+    end: array[int] = field(default_factory=_numbers)
+    device: array[int] = field(default_factory=_numbers)
+    stream: array[int] = field(default_factory=_numbers)
+    node: array[int] = field(default_factory=_numbers)
     grid: list[str] = field(default_factory=list)
     block: list[str] = field(default_factory=list)
-    registers: list[int] = field(default_factory=list)
-    smem: list[int] = field(default_factory=list)
-    bytes: list[int] = field(default_factory=list)
-    correlation: list[int] = field(default_factory=list)
-    syncs: int = 0
-    with_ranges: bool = False  # whether the host's side is wanted: the calls and ranges below
-    calls: dict[int, tuple[int, object]] = field(default_factory=dict)  # correlation id → (start ns, thread)
-    ranges: list[tuple[str, int, int, object]] = field(default_factory=list)  # name, start, end, thread
+    registers: array[int] = field(default_factory=_numbers)
+    smem: array[int] = field(default_factory=_numbers)
+    bytes: array[int] = field(default_factory=_numbers)
+    correlation: array[int] = field(default_factory=_numbers)
+    pid: array[int] = field(default_factory=_numbers)  # code of the event's pid
+    calls: dict[str, array[int]] = field(
+        default_factory=lambda: {
+            key: _numbers() for key in ("start", "end", "thread", "process", "correlation", "kind")
+        }
+    )
+    ranges: list[tuple[str, int, int, int]] = field(default_factory=list)  # name, start, end, thread
+    overheads: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     gpus: dict[int, str] = field(default_factory=dict)
+    codes: dict[str, int] = field(default_factory=dict)  # text of a pid, tid or stream → what stands for it
+    syncs: int = 0
+    left_out: dict[str, LeftOut] = field(default_factory=dict)
+    double_steps: float = 0.0  # ns between neighbouring doubles at the largest time that looks like one
+    exact: bool = False  # some time has more digits than a double
+    signs: set[str] = field(default_factory=set)  # of other profilers: "xla", "legacy"
+
+    def code(self, value: object) -> int:
+        """A number for a pid, tid or stream: itself where it is an integer of 64 bits, else one of its own from −2 down."""
+        if type(value) is int and 0 <= value < 1 << 63:
+            return value
+        return self.codes.setdefault(str(value), -2 - len(self.codes))
+
+    def stream_of(self, value: object) -> int:
+        """The stream's number, also of "stream 7"."""
+        if isinstance(value, str) and (found := _LAST_NUMBER.search(value)):
+            value = int(found[1])
+        return self.code(value)
+
+    def leave_out(self, reason: str, name: object) -> None:
+        before = self.left_out.get(reason)
+        first = before.first if before else repr(str(name)[:60])
+        self.left_out[reason] = LeftOut(reason, before.count + 1 if before else 1, first)
+
+
+_LAST_NUMBER = re.compile(r"(\d{1,18})\s*$")
 
 
 def read_kineto(path: Path) -> Trace:
     """All launches of a profiler trace as a Trace over every device; its wall is the span of all activity.
 
-    Times: start = round(ts · 1000) ns, end = start + round(dur · 1000). Raises HarnessError for a file that is no such
-    trace, that is damaged or that ends early, and for one without any launch.
+    Times: start = round(ts · 1000) ns, end = start + round(dur · 1000), from the digits as written. Raises HarnessError for
+    a file that is no such trace, that is damaged or that ends early, and for one without any launch.
     """
-    return _trace(*_read(path))
+    return _trace(_read(path), path)[0]
 
 
 def read_kineto_ranges(path: Path, pattern: str) -> tuple[Trace, list[tuple[str, np.ndarray]]]:
-    """The same, and per matching annotation its name and the positions of the launches that were submitted inside it."""
-    table, columns = _read(path, with_ranges=True)
+    """The same, and per matching annotation its name and the positions of the launches that were submitted inside it.
+
+    "ProfilerStep#" stands for every step.
+    """
+    columns = _read(path)
+    trace, zero = _trace(columns, path)
+    wanted = f"{pattern}*" if pattern == _STEP else pattern
     found = [r for r in columns.ranges if r[0] == pattern] or [
-        r for r in columns.ranges if fnmatch.fnmatchcase(r[0], pattern)
+        r for r in columns.ranges if fnmatch.fnmatchcase(r[0], wanted)
     ]
     if not found:
         known = ", ".join(sorted({repr(r[0]) for r in columns.ranges})[:8]) or "none"
         raise HarnessError(f"{path} has no annotation {pattern!r}; it has {known}.")
-    order = np.lexsort((columns.end, columns.start))
-    calls = [columns.calls.get(columns.correlation[i], (-1, None)) for i in order]
-    started = np.array([c[0] for c in calls], np.int64)
-    inside = []
-    for name, start, end, thread in sorted(found, key=lambda r: r[1]):
-        hit = np.flatnonzero((started >= start) & (started <= end))
-        inside.append((name, np.array([i for i in hit if calls[i][1] == thread], np.int64)))
-    return _trace(table, columns), inside
+    started = thread = np.full(len(trace.launches), np.iinfo(np.int64).min)
+    if trace.found.calls is not None and trace.found.call is not None:
+        told, at = trace.found.call >= 0, np.maximum(trace.found.call, 0)
+        started = np.where(told, trace.found.calls.start[at] + zero, started)
+        thread = np.where(told, trace.found.calls.thread[at], thread)
+    inside, meanwhile = [], np.zeros(len(started), bool)
+    for name, start, end, own in sorted(found, key=lambda r: r[1]):
+        hit = (started >= start) & (started <= end)
+        meanwhile |= hit
+        inside.append((name, np.flatnonzero(hit & (thread == own))))
+    if meanwhile.any() and not any(len(hit) for _, hit in inside):
+        raise HarnessError(
+            f"{path}: the annotation {pattern!r} is on another thread than the {int(meanwhile.sum())} launches while it was open; annotate "
+            "the thread that launches."
+        )
+    return trace, inside
 
 
-def _trace(table: pd.DataFrame, columns: _Columns) -> Trace:
+def _trace(columns: _Columns, path: Path) -> tuple[Trace, int]:
+    """(trace, the zero of its times in the file's ns)."""
+    start, end = np.array(columns.start, np.int64), np.array(columns.end, np.int64)
+    found = Findings(records=len(start) + sum(b.count for b in columns.left_out.values()))
+    keep, left_out = usable(start, end, lambda i: repr(columns.name[i][:60]))
+    found.left_out = [*columns.left_out.values(), *left_out]
+    if len(start) == 0 or (keep is not None and not keep.any()):
+        raise HarnessError(_why_nothing(columns, found, path))
+    order = np.lexsort((end, start))
+    position = order if keep is None else order[keep[order]]
+    process, correlation = _process(columns), np.array(columns.correlation, np.int64)
+    start, end = start[position], end[position]
+
+    def column(name: str) -> np.ndarray:
+        return np.array(getattr(columns, name), np.int64)[position]
+
+    def text(values: list[str]) -> pd.Series:
+        return pd.Series(pd.array(np.array(values, object)[position], dtype=pd.StringDtype("python")))
+
+    stream = column("stream")
+    device, gpus = _devices(columns, position, start, end, found)
     notes = ["PyTorch profiler trace"]
+    if columns.double_steps >= 2:
+        found.resolution_ns = 1.0 if columns.exact else columns.double_steps
+        if columns.exact:
+            notes.append(
+                f"time resolution: 1 ns, from the digits as written (read as doubles, times this large resolve {columns.double_steps:.0f} ns)"
+            )
+        else:
+            start, end = _snapped(start, end, device, stream, columns.double_steps)
+            notes.append(
+                f"time resolution: {columns.double_steps:.0f} ns, as times this large were written as doubles; gaps and overlaps below it "
+                "within a stream are taken as 0"
+            )
+    zero = int(start.min())
+    table = launches.from_columns(
+        name=text(columns.name),
+        kind=pd.Categorical.from_codes(column("kind"), categories=list(launches.KINDS)),
+        start_ns=start - zero,
+        end_ns=end - zero,
+        device=device.astype(np.int32),
+        stream=stream,
+        graph_node=launches.nullable(column("node"), "Int64"),
+        grid=text(columns.grid),
+        block=text(columns.block),
+        registers=launches.nullable(column("registers"), "Int32"),
+        smem_bytes=launches.nullable(column("smem"), "Int64"),
+        bytes=launches.nullable(column("bytes"), "Int64"),
+    )
+    calls = _calls(columns)
+    if len(calls.start) and (correlation >= 0).any():
+        found.call = match(calls, process, correlation, usable=position)
+        found.calls = calls.shifted(zero)
     if columns.syncs:
         notes.append(f"{columns.syncs} synchronisation events on device rows are not launches and were left out")
-    return Trace(table, int(table["end_ns"].max()), "kineto", notes, columns.gpus)
+    overheads = {name: np.array(spans, np.int64) - zero for name, spans in columns.overheads.items()}
+    return Trace(table, int(end.max()) - zero, "kineto", notes, gpus, overheads, found), zero
 
 
-def _read(path: Path, *, with_ranges: bool = False) -> tuple[pd.DataFrame, _Columns]:
+def _calls(columns: _Columns) -> Calls:
+    prefix = _prefixes(columns)
+    calls = {key: np.array(values, np.int64) for key, values in columns.calls.items()}
+    calls["process"] = np.array([prefix.get(code, 0) for code in columns.calls["process"]], np.int64)
+    return Calls(**calls)
+
+
+def _prefixes(columns: _Columns) -> dict[int, int]:
+    """Code of a pid like "[TP00] 100", which a tool that merges ranks writes → a number for its rank; {} without any."""
+    ranks: dict[str, int] = {}
+    return {
+        code: ranks.setdefault(found[1], len(ranks) + 1)
+        for text, code in columns.codes.items()
+        if (found := re.match(r"(.*\S)[\s:/]+\d+$", text))
+    }
+
+
+def _process(columns: _Columns) -> np.ndarray:
+    """Which rank each device record belongs to, by the text before its pid's number; 0 where pids are plain numbers."""
+    prefix = _prefixes(columns)
+    pid = np.array(columns.pid, np.int64)
+    return np.array([prefix.get(p, 0) for p in pid.tolist()], np.int64) if prefix else np.zeros_like(pid)
+
+
+def _devices(
+    columns: _Columns, position: np.ndarray, start: np.ndarray, end: np.ndarray, found: Findings
+) -> tuple[np.ndarray, dict[int, str]]:
+    """(device number of every launch, GPU names). Records of one device number under several pids are of several ranks,
+    each of which calls its GPU so: they become devices of their own."""
+    device, pid = (np.array(values, np.int64)[position] for values in (columns.device, columns.pid))
+    pairs, code = np.unique(np.stack([device, pid]), axis=1, return_inverse=True)
+    gpus = columns.gpus
+    if len(np.unique(pairs[0])) < pairs.shape[1]:
+        text = {c: t for t, c in columns.codes.items()}
+        named = sorted(
+            range(pairs.shape[1]), key=lambda i: (text.get(int(pairs[1, i]), ""), int(pairs[1, i]), int(pairs[0, i]))
+        )
+        number = np.empty(len(named), np.int64)
+        number[named] = np.arange(len(named))
+        gpus = {
+            int(number[i]): f"{columns.gpus.get(int(d), 'device')} (pid {text.get(int(p), str(p))}, its device {d})"
+            for i, (d, p) in enumerate(pairs.T.tolist())
+        }
+        device = number[code.reshape(-1)]
+    used = np.unique(device).tolist()
+    found.processes = {int(d): [0] for d in used}
+    prefixes = _prefixes(columns)
+    if prefixes:
+        process = np.array([prefixes.get(p, 0) for p in pid.tolist()], np.int64)
+        found.processes = {int(d): np.unique(process[device == d]).tolist() for d in used}
+    launched = np.isin(np.array(columns.calls["kind"]), _LAUNCHING)
+    hosts = np.unique(np.array(columns.calls["process"], np.int64)[launched]) if launched.any() else np.empty(0)
+    if len(hosts) > len(used):
+        text = {c: t for t, c in columns.codes.items()}
+        called = (
+            np.array(columns.calls["process"], np.int64)[launched],
+            np.array(columns.calls["start"], np.int64)[launched],
+        )
+        spans = sorted((int(called[1][called[0] == p].min()), int(called[1][called[0] == p].max())) for p in hosts)
+        apart = all(b[0] >= a[1] for a, b in pairwise(spans))
+        names = [text.get(int(p), str(int(p))) for p in hosts]
+        found.sharing = [Sharing(int(d), names, "they ran one after another" if apart else "") for d in used]
+    return device, gpus
+
+
+def _snapped(
+    start: np.ndarray, end: np.ndarray, device: np.ndarray, stream: np.ndarray, step: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Starts moved to the end before them in their stream where they differ by less than `step` ns; durations stay."""
+    start, end = start.copy(), end.copy()
+    reach: dict[tuple[int, int], int] = {}
+    for i, key in enumerate(zip(device.tolist(), stream.tolist(), strict=True)):
+        before, length = reach.get(key), int(end[i] - start[i])
+        if before is not None and abs(int(start[i]) - before) < step:
+            start[i], end[i] = before, before + length
+        reach[key] = max(int(end[i]), before if before is not None else int(end[i]))
+    return start, end
+
+
+def _why_nothing(columns: _Columns, found: Findings, path: Path) -> str:
+    """One sentence about a trace of which no launch can be read."""
+    if found.left_out:
+        said = "; ".join(f"{b.count} {b.reason}, first {b.first}" for b in found.left_out)
+        return f"{path} is not a whole PyTorch profiler trace: it holds no usable device record ({said}); {_FIX}."
+    if "xla" in columns.signs:
+        return f"{path} is a trace of XLA's profiler (JAX, TensorFlow), which is not read; record the run with `nsys profile -t cuda,nvtx` and export that."
+    if "legacy" in columns.signs:
+        return (
+            f"{path} is a trace of the legacy autograd profiler, whose device times are no launches; record it again with "
+            "torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])."
+        )
+    count = int(np.isin(np.array(columns.calls["kind"]), _LAUNCHING).sum())
+    if count:
+        return (
+            f"{path} holds {count:,} launch calls, no kernels: the work ran in a process that was not traced, or CUPTI gave no device "
+            "records (no permission, another profiler attached); trace the process that runs the kernels."
+        )
+    return f"{path} holds no kernel, copy or memset; profile with ProfilerActivity.CUDA."
+
+
+def _read(path: Path) -> _Columns:
     if not path.is_file():
         raise HarnessError(f"{path} is no file; give a PyTorch profiler trace (.json or .json.gz).")
-    columns = _Columns(with_ranges=with_ranges)
+    columns = _Columns()
     try:
         with _open(path) as text:
             for event in _events(text, columns.gpus):
                 _take(event, columns)
     except (OSError, EOFError, UnicodeError, zlib.error) as error:
-        raise HarnessError(f"{path} cannot be read ({error}); {_FIX}.") from None
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+        raise HarnessError(f"{path} cannot be read ({_folded(error)}); {_FIX}.") from None
+    except _Mixed as error:
+        raise HarnessError(f"{path} {error}; give every rank a file of its own, with its rank in the name.") from None
+    except RecursionError:
         raise HarnessError(
-            f"{path} is not a whole PyTorch profiler trace ({type(error).__name__}: {error}); {_FIX}."
+            f"{path} is not a whole PyTorch profiler trace (it nests deeper than any profiler writes); {_FIX}."
         ) from None
-    if not columns.name:
-        raise HarnessError(f"{path} holds no kernel, copy or memset; profile with ProfilerActivity.CUDA.")
-    zero = min(columns.start)
-    try:
-        table = launches.from_columns(
-            name=pd.Series(pd.array(np.array(columns.name, object), dtype=pd.StringDtype("python"))),
-            kind=columns.kind,
-            start_ns=np.array(columns.start, np.int64) - zero,
-            end_ns=np.array(columns.end, np.int64) - zero,
-            device=np.array(columns.device, np.int32),
-            stream=np.array(columns.stream, np.int64),
-            graph_node=launches.nullable(columns.node, "Int64"),
-            grid=columns.grid,
-            block=columns.block,
-            registers=launches.nullable(columns.registers, "Int32"),
-            smem_bytes=launches.nullable(columns.smem, "Int64"),
-            bytes=launches.nullable(columns.bytes, "Int64"),
-        )
-    except (OverflowError, ValueError) as error:
-        raise HarnessError(f"{path} holds a number out of range ({error}); {_FIX}.") from None
-    return table, columns
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise HarnessError(
+            f"{path} is not a whole PyTorch profiler trace ({type(error).__name__}: {_folded(error)}); {_FIX}."
+        ) from None
+    return columns
+
+
+def _folded(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
 
 
 def _open(path: Path) -> IO[str]:
@@ -138,15 +342,23 @@ def _open(path: Path) -> IO[str]:
     if not magic:
         raise ValueError("the file is empty")
     if magic == b"\x1f\x8b":
-        return gzip.open(path, "rt", encoding="utf-8", errors="replace")
-    return path.open(encoding="utf-8", errors="replace")
+        return gzip.open(path, "rt", encoding="utf-8-sig", errors="replace")
+    return path.open(encoding="utf-8-sig", errors="replace")
+
+
+class _Mixed(ValueError):
+    """Texts of two traces in one file."""
 
 
 def _events(text: IO[str], gpus: dict[int, str]) -> Iterator[Any]:
-    """Every element of "traceEvents" (or of a bare list), decoded one at a time; fills `gpus` on the way."""
+    """Every element of "traceEvents" (or of a bare list), decoded one at a time; fills `gpus` on the way.
+
+    What lies beside the events is passed over without being held.
+    """
     scan = _Scanner(text)
     if scan.peek() == "[":
         yield from scan.array()
+        scan.end()
         return
     scan.expect("{")
     found = False
@@ -156,16 +368,31 @@ def _events(text: IO[str], gpus: dict[int, str]) -> Iterator[Any]:
         if key == "traceEvents" and scan.peek() == "[":
             found = True
             yield from scan.array()
-        elif key == "deviceProperties":
-            gpus |= {int(p["id"]): str(p["name"]) for p in scan.value() if p.get("name")}
+        elif key == "deviceProperties" and (properties := scan.small()) is not None:
+            gpus |= _gpu_names(properties)
         else:
-            scan.value()
+            scan.skip()
         if scan.peek() == ",":
             scan.expect(",")
         elif scan.peek() != "}":
             raise ValueError(f"{scan.peek()!r} where a comma or the end should be")
+    scan.expect("}")
     if not found:
         raise ValueError('it has no "traceEvents"')
+    scan.end()
+
+
+def _gpu_names(properties: Any) -> dict[int, str]:
+    """Device → name of Kineto's "deviceProperties"; what is not spelled as such is no name."""
+    listed = [p for p in properties if isinstance(p, dict)] if isinstance(properties, list) else []
+    return {p["id"]: " ".join(str(p["name"]).split()) for p in listed if type(p.get("id")) is int and p.get("name")}
+
+
+_MARK = re.compile(r'[{}\[\]"]')
+_QUOTE = re.compile(r'["\\]')
+_EVENT = re.compile(r'\{\s*"(?:ph|cat|name)"\s*:')
+_ODD = re.compile(r'"(?:[^"\\]|\\.)*"|-?\b(?:inf(?:inity)?|nan(?:\(\w*\))?)(?![\w"])', re.IGNORECASE | re.DOTALL)
+_ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}|(.|$))', re.DOTALL)
 
 
 class _Scanner:
@@ -173,13 +400,17 @@ class _Scanner:
 
     def __init__(self, text: IO[str]) -> None:
         self._text, self._window, self._at, self._ended = text, "", 0, False
-        self._decode = json.JSONDecoder().raw_decode
+        # Control characters stay in strings as they are, and numbers with a fraction keep their digits.
+        self._decode = json.JSONDecoder(strict=False, parse_float=str).raw_decode
+        self._odd = False  # it has been seen to spell values as JSON does not
 
     def _more(self) -> bool:
         # At least doubles what is left, so that a value far larger than the window costs O(n), not O(n²).
         piece = self._text.read(max(_WINDOW, len(self._window) - self._at))
         self._ended = not piece
         self._window, self._at = self._window[self._at :] + piece, 0
+        if self._odd and piece:
+            self._window = _ODD.sub(_plain, self._window)
         return bool(piece)
 
     def peek(self) -> str:
@@ -198,74 +429,296 @@ class _Scanner:
             raise ValueError(f"{found!r} where {mark!r} should be")
         self._at += 1
 
-    def value(self) -> Any:
+    def end(self) -> None:
+        """Nothing follows but white space and what is no JSON. Raises _Mixed where another document begins."""
+        try:
+            if self.peek() in "{[":
+                raise _Mixed("holds two traces one after the other")
+        except ValueError as error:
+            if isinstance(error, _Mixed):
+                raise
+
+    def value(self, longest: int | None = None) -> Any:
+        """The next value. Raises ValueError where there is none, or where it has more than `longest` characters."""
+        longest = _LONGEST if longest is None else longest
         self.peek()
         while True:
             try:
                 found, end = self._decode(self._window, self._at)
             except json.JSONDecodeError as error:
-                if len(self._window) - self._at < _LONGEST and self._more():
+                if not self._odd and _is_odd(self._window, error):
+                    self._odd = True
+                    self._window = self._window[: self._at] + _ODD.sub(_plain, self._window[self._at :])
+                    continue
+                if len(self._window) - self._at < longest and self._more():
                     continue
                 raise ValueError(f"{error.msg} near its end" if self._ended else error.msg) from None
             # A number at the window's edge may go on in the next piece: "0" of "0.", "1" of "1e+".
-            if len(self._window) - end < 3 and not isinstance(found, (dict, list, str)) and not self._ended:
+            if len(self._window) - end < 3 and not isinstance(found, (dict, list)) and not self._ended:
                 self._more()
                 continue
             self._at = end
             return found
 
+    def small(self) -> Any:
+        """The next value, or None for one that is passed over: too long, or no JSON."""
+        at_most = _SMALL
+        while len(self._window) - self._at < at_most and self._more():
+            pass
+        try:
+            found, end = self._decode(self._window[self._at : self._at + at_most].lstrip())
+        except (json.JSONDecodeError, RecursionError):
+            self.skip()
+            return None
+        del end
+        self.skip()
+        return found
+
+    def skip(self) -> None:
+        """Passes over the next value, of any length and depth, holding a window of it."""
+        if self.peek() not in '{["':
+            self.value(_SMALL)
+            return
+        depth = 0
+        while True:
+            mark = _MARK.search(self._window, self._at)
+            if mark is None:
+                self._at = len(self._window)
+                if not self._more():
+                    raise ValueError("it ends too early")
+                continue
+            self._at = mark.end()
+            if mark[0] == '"':
+                self._skip_string()
+            else:
+                depth += 1 if mark[0] in "{[" else -1
+            if depth <= 0:
+                return
+
+    def _skip_string(self) -> None:
+        while True:
+            mark = _QUOTE.search(self._window, self._at)
+            self._at = mark.end() if mark else len(self._window)
+            if mark and mark[0] == '"':
+                return
+            if self._at == len(self._window) and not self._more():
+                raise ValueError("it ends too early")
+            if mark:
+                self._at += 1  # what a backslash escapes
+
     def array(self) -> Iterator[Any]:
         self.expect("[")
         while self.peek() != "]":
-            yield self.value()
+            try:
+                found = self.value()
+            except ValueError as error:
+                raise self._mixed() or error from None
+            yield found
             if self.peek() == ",":
                 self.expect(",")
             elif self.peek() != "]":
-                raise ValueError(f"{self.peek()!r} where a comma or ']' should be")
+                raise self._mixed() or ValueError(f"{self.peek()!r} where a comma or ']' should be")
         self.expect("]")
+
+    def _mixed(self) -> _Mixed | None:
+        """Where an event breaks off and whole events follow, another writer's text lies over it."""
+        following = 0
+        for mark in _EVENT.finditer(self._window, self._at + 1):
+            try:
+                found, _ = self._decode(self._window, mark.start())
+            except (json.JSONDecodeError, RecursionError):
+                continue
+            following += isinstance(found, dict) and "ph" in found
+            if following >= 2:
+                return _Mixed(
+                    "breaks off inside an event and goes on with whole ones: two processes (ranks) wrote into one file"
+                )
+        return None
+
+
+def _is_odd(window: str, error: json.JSONDecodeError) -> bool:
+    """True where the decoder stopped at a spelling that is mended: `inf`, `nan`, a backslash that escapes nothing."""
+    return error.msg.startswith("Invalid \\") or bool(
+        re.match(r"-?(?:inf|nan)", window[error.pos : error.pos + 4], re.IGNORECASE)
+    )
+
+
+def _plain(found: re.Match[str]) -> str:
+    """A string with its wrong escapes as plain backslashes; null for `inf` and `nan`."""
+    text = found[0]
+    if not text.startswith('"'):
+        return "null"
+    return _ESCAPE.sub(lambda m: m[0] if m[1] is None else "\\\\" + m[1], text) if "\\" in text else text
 
 
 def _take(event: Any, columns: _Columns) -> None:
     """Keeps what the launch table needs of one event."""
     if not isinstance(event, dict) or event.get("ph") != "X":
+        if isinstance(event, dict):
+            _look_for_others(event, columns)
         return
     category = str(event.get("cat", "")).lower()
     kind = KINDS.get(category)
     if kind is None:
-        if not columns.with_ranges:
-            return
-        if category in _CALLS:
-            correlation = (event.get("args") or {}).get("correlation")
-            if correlation is not None:
-                columns.calls.setdefault(int(correlation), (_ns(event["ts"]), event.get("tid")))
-        elif category == "user_annotation":
-            start = _ns(event["ts"])
-            columns.ranges.append((str(event.get("name")), start, start + _ns(event.get("dur", 0)), event.get("tid")))
+        _take_host(event, category, columns)
         return
-    name = str(event["name"])
+    name = event.get("name")
+    name = name if isinstance(name, str) else str(name)
     if _SYNC.search(name):
         columns.syncs += 1
         return
-    args = event.get("args") or {}
-    start = _ns(event["ts"])
-    columns.name.append(sys.intern(name))
-    columns.kind.append(kind)
+    if "ts" not in event or "dur" not in event:
+        columns.leave_out("without a time", name)
+        return
+    args = event.get("args")
+    args = args if isinstance(args, dict) else {}
+    try:
+        start, length = _ns(event["ts"]), _ns(event["dur"])
+    except (TypeError, ValueError, InvalidOperation):
+        columns.leave_out("whose time is no number", name)
+        return
+    device = _device(args["device"] if "device" in args else event.get("pid"))
+    if device is None:
+        columns.leave_out("without a device number", name)
+        return
+    if not -_FARTHEST < start < _FARTHEST or not -_FARTHEST < length < _FARTHEST:
+        columns.leave_out("with a time out of range", name)
+        return
+    if abs(start) >= _COARSE and not columns.exact:
+        _weigh_digits(event["ts"], columns)
+    columns.name.append(_interned(name))
+    columns.kind.append(launches.KINDS.index(kind))
     columns.start.append(start)
-    columns.end.append(start + _ns(event.get("dur", 0)))
-    columns.device.append(int(args["device"] if "device" in args else event["pid"]))
-    columns.stream.append(int(args["stream"] if "stream" in args else event["tid"]))
-    columns.node.append(int(args.get("graph node id") or -1))
+    columns.end.append(start + length)
+    columns.device.append(device)
+    columns.pid.append(columns.code(event.get("pid")))
+    columns.stream.append(columns.stream_of(args["stream"] if "stream" in args else event.get("tid")))
+    columns.node.append(_number(args.get("graph node id")) or _UNKNOWN)
     columns.grid.append(_dims(args.get("grid")))
     columns.block.append(_dims(args.get("block")))
-    columns.registers.append(int(args.get("registers per thread", -1)))
-    columns.smem.append(int(args.get("shared memory", -1)))
-    columns.bytes.append(int(args.get("bytes", -1)))
-    columns.correlation.append(int(args.get("correlation", -1)))
+    columns.registers.append(_number(args.get("registers per thread"), 1 << 31))
+    columns.smem.append(_number(args.get("shared memory")))
+    columns.bytes.append(_number(args.get("bytes")))
+    columns.correlation.append(_number(args.get("correlation")))
 
 
-def _ns(microseconds: float) -> int:
-    return round(float(microseconds) * 1000)
+def _take_host(event: dict[str, Any], category: str, columns: _Columns) -> None:
+    """Calls, annotations and the tracer's own time. One of these that is damaged is nobody's launch, and is passed over."""
+    name = event.get("name")
+    if not isinstance(name, str):
+        return
+    is_call = category in _CALLS
+    kind = call_kind_of(name) if is_call else Call.OTHER
+    is_range = category == "user_annotation" or (name.startswith(_STEP) and category != "gpu_user_annotation")
+    if kind == Call.OTHER and not is_range and category != "overhead":
+        if not category:
+            _look_for_others(event, columns)
+        return
+    try:
+        start, length = _ns(event["ts"]), _ns(event.get("dur", 0))
+    except (KeyError, TypeError, ValueError, InvalidOperation):
+        return
+    if not -_FARTHEST < start < _FARTHEST or not 0 <= length < _FARTHEST:
+        return
+    if is_range:
+        columns.ranges.append((name, start, start + length, columns.code(event.get("tid"))))
+    elif category == "overhead":
+        columns.overheads.setdefault(name[:60], []).append((start, start + length))
+    else:
+        args = event.get("args")
+        correlation = _number(args.get("correlation")) if isinstance(args, dict) else _UNKNOWN
+        values = (
+            start,
+            start + length,
+            columns.code(event.get("tid")),
+            columns.code(event.get("pid")),
+            correlation,
+            int(kind),
+        )
+        for column, value in zip(columns.calls.values(), values, strict=True):
+            column.append(value)
 
 
-def _dims(sizes: list[int] | None) -> str:
-    return ",".join(str(int(s)) for s in sizes) if sizes else ""
+def _look_for_others(event: dict[str, Any], columns: _Columns) -> None:
+    """Signs of traces that look like this one and are another profiler's."""
+    args = event.get("args")
+    if isinstance(args, dict) and (
+        "hlo_op" in args or "hlo_module" in args or str(args.get("name", "")).startswith("/device:")
+    ):
+        columns.signs.add("xla")
+    elif event.get("pid") in ("CUDA functions", "CPU functions") or str(event.get("cat")) == "cpu_to_cuda":
+        columns.signs.add("legacy")
+
+
+call_kind_of = lru_cache(maxsize=4096)(call_kind)
+
+
+@lru_cache(maxsize=65_536)
+def _interned(name: str) -> str:
+    return sys.intern(demangled(name))
+
+
+_FARTHEST = 1 << 61
+"""Times beyond ± 2⁶¹ ns are no times."""
+_COARSE = 1 << 52
+"""From 2⁵² ns (52 days in µs) on a double no longer tells microseconds to the nanosecond."""
+
+
+def _ns(microseconds: Any) -> int:
+    """round(µs · 1000), exact from the digits as written. Raises TypeError or ValueError for what is no number."""
+    if type(microseconds) is int:
+        return microseconds * 1000
+    if not isinstance(microseconds, str):
+        raise TypeError(f"{microseconds!r} is no time")
+    whole, _, fraction = microseconds.partition(".")
+    if 0 < len(fraction) <= 3 and whole.isascii() and fraction.isascii() and whole.isdigit() and fraction.isdigit():
+        return int(whole) * 1000 + int(fraction.ljust(3, "0"))
+    exact = Decimal(microseconds)
+    if not exact.is_finite():
+        raise ValueError(f"{microseconds} is no time")
+    return round(exact.scaleb(3)) if exact.adjusted() < 18 else _FARTHEST
+
+
+def _weigh_digits(written: Any, columns: _Columns) -> None:
+    """Whether a large time carries what only a double's rounding left, or more digits than a double has."""
+    if not isinstance(written, str):
+        return
+    as_double = float(written)
+    if repr(as_double) == written or Decimal(as_double) == Decimal(written):
+        columns.double_steps = max(columns.double_steps, ulp(as_double) * 1000)
+    else:
+        columns.exact = True
+        columns.double_steps = max(columns.double_steps, ulp(as_double) * 1000)
+
+
+def _number(value: Any, limit: int = 1 << 63) -> int:
+    """A whole number from 0 below `limit`; −1 for anything else."""
+    if type(value) is int and 0 <= value < limit:
+        return value
+    if isinstance(value, str):  # ids as text, and numbers with a fraction, which are kept as written
+        try:
+            found = (
+                int(value)
+                if value.isdecimal() and len(value) < 20
+                else int(Decimal(value))
+                if len(value) < 20 and "e" not in value.lower()
+                else -1
+            )
+        except (ValueError, InvalidOperation, OverflowError):
+            return _UNKNOWN
+        return found if 0 <= found < limit else _UNKNOWN
+    return _UNKNOWN
+
+
+def _device(value: Any) -> int | None:
+    """A device's number, also from "[TP00] 0"; None where there is none."""
+    if isinstance(value, str) and (found := _LAST_NUMBER.search(value)):
+        value = int(found[1])
+    return value if type(value) is int and -(1 << 31) <= value < 1 << 31 else None
+
+
+def _dims(sizes: Any) -> str:
+    """ "x,y,z"; "" for what is no list of numbers."""
+    if not isinstance(sizes, list) or not all(type(s) is int for s in sizes):
+        return ""
+    return ",".join(map(str, sizes[:3]))

@@ -1,28 +1,34 @@
 """Reads Nsight Systems exports (SQLite schemas 2.9 to 3.25, or `.nsys-rep` through nsys itself) into a launch table.
 
-What differs between schemas is looked up in the file, never assumed: tables that are absent or empty, the name of the
-meta-data table, NVTX text inline or in StringIds, text that is not UTF-8, graph columns.
+What differs between schemas is looked up in the file, never assumed: tables that are absent, empty or of a later version
+(`_V2`), the name of the meta-data table, NVTX text inline or in StringIds, text that is not UTF-8, graph columns, names
+that are still mangled. A record without a usable time is left out, counted and named.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fnmatch
+import re
 import sqlite3
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 
 from harness import launches
 from harness.errors import HarnessError
-from harness.sources.rows import read_integers
-from harness.sources.trace import Trace
+from harness.sources.names import demangled
+from harness.sources.rows import Rows, first_line, read_columns
+from harness.sources.submissions import Call, Calls, call_kind, match
+from harness.sources.trace import Diagnostic, Findings, LeftOut, Sharing, Trace
+from harness.sources.usable import usable
 
 KERNEL = "CUPTI_ACTIVITY_KIND_KERNEL"
 MEMCPY = "CUPTI_ACTIVITY_KIND_MEMCPY"
@@ -31,8 +37,30 @@ GRAPH = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
 RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
 OVERHEAD = "CUPTI_ACTIVITY_KIND_OVERHEAD"
 PROFILER = "PROFILER_OVERHEAD"
+DIAGNOSTIC = "DIAGNOSTIC_EVENT"
+NVTX = "NVTX_EVENTS"
 ACTIVITIES = {KERNEL: "kernel", MEMCPY: "memcpy", MEMSET: "memset", GRAPH: "graph"}
 """Table of the export → kind of launch."""
+
+_VERSIONED = re.compile(r"^((?:CUPTI_ACTIVITY_KIND|NVTX)_\w+?)_V(\d+)$")
+"""A table of a later version; the plain name is the exporter's own answer where both exist."""
+
+_DROPPED = re.compile(
+    r"\b(\d[\d,]*)\b[^.;:\d]{0,60}?\b(?:dropped|lost|discarded|missing|missed|overwritten)\b"
+    r"|\b(?:dropped|lost|discarded|missed)\b[^.;\d]{0,40}?\b(\d[\d,]*)\b",
+    re.IGNORECASE,
+)
+"""A count of lost records in a profiler's message: "12345 activity records were dropped", "Dropped 17 events"."""
+
+_SEVERITY: dict[int, Literal["error", "warning"]] = {2: "warning", 3: "error"}
+"""DIAGNOSTIC_EVENT.severity (ENUM_DIAGNOSTIC_SEVERITY_LEVEL); the others tell how the recording went."""
+
+_FIELDS: dict[str, int | None] = {
+    "start": None, "end": None, "deviceId": None, "streamId": 0, "graphNodeId": -1, "correlationId": -1, "globalPid": -1,
+}  # fmt: skip
+"""Columns of every activity table, and what stands for one that is missing; None: a record needs it."""
+_SHAPE = {"gridX": 0, "gridY": 0, "gridZ": 0, "blockX": 0, "blockY": 0, "blockZ": 0, "registersPerThread": -1,
+          "staticSharedMemory": 0, "dynamicSharedMemory": 0}  # fmt: skip
 
 COPY_KINDS = {
     1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA", 6: "AtoD", 7: "DtoA", 8: "DtoD", 9: "HtoH", 10: "PtoP",
@@ -65,6 +93,7 @@ class Export:
         self.path = path
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._origin: int | None = None
+        self._unknown: dict[str, LeftOut] = {}  # values that are no numbers, of records that do without
         if not path.is_file():
             raise HarnessError(f"{path} is no file; give an nsys .sqlite export or .nsys-rep.")
         self.database = self._exported(path) if path.suffix in (".nsys-rep", ".qdstrm") else path
@@ -100,32 +129,41 @@ class Export:
     @property
     def gpus(self) -> dict[int, str]:
         """GPU id → name, where the export has TARGET_INFO_GPU."""
-        if "TARGET_INFO_GPU" not in self.columns:
+        if not {"id", "name"} <= set(self.columns.get("TARGET_INFO_GPU", [])):
             return {}
-        return {int(i): str(name) for i, name in self.rows("SELECT id, name FROM TARGET_INFO_GPU")}
-
-    def devices(self) -> dict[int, dict[str, int]]:
-        """Device → kind → number of rows, over kernels, copies, memsets and whole graphs."""
-        found: dict[int, dict[str, int]] = {}
-        for table, kind in ACTIVITIES.items():
-            if table in self.columns:
-                for device, count in self.rows(f"SELECT deviceId, count(*) FROM {table} GROUP BY deviceId"):
-                    found.setdefault(int(device), {})[kind] = count
-        return dict(sorted(found.items()))
+        rows = self.rows("SELECT id, name FROM TARGET_INFO_GPU WHERE typeof(id) = 'integer' AND typeof(name) = 'text'")
+        return {i: " ".join(str(name).split()) for i, name in rows}
 
     def launches(self) -> pd.DataFrame:
         """Every device activity as a launch table; times in ns from the first activity of the file."""
-        return self._table()[0]
+        return self.read().launches
+
+    def read(self) -> Trace:
+        """The same as a Trace, with what was noticed on the way."""
+        with self._guard():
+            return self._read()[0]
 
     def launches_with_ranges(self, pattern: str) -> tuple[pd.DataFrame, list[tuple[Range, np.ndarray]]]:
-        """The launch table, and per matching NVTX range the positions of the launches that it submitted.
+        """The launch table, and per matching NVTX range the positions of the launches that it submitted."""
+        trace, inside = self.read_with_ranges(pattern)
+        return trace.launches, inside
+
+    def read_with_ranges(self, pattern: str) -> tuple[Trace, list[tuple[Range, np.ndarray]]]:
+        """The trace, and per matching NVTX range the positions of the launches that it submitted.
 
         A launch belongs to a range when the runtime call that submitted it started inside it, on the range's thread
         (start/end ranges: in its process). `pattern` is matched against a range's text, then its path, then as a glob.
+        Raises HarnessError where nothing was launched on the ranges' threads, but on another one meanwhile.
         """
-        table, correlation, process = self._table(with_correlation=True)
-        ranges = self._matching(pattern)
-        position, start, thread = self._submissions(process, correlation)
+        with self._guard():
+            trace, process = self._read()
+            ranges = self._matching(pattern)
+        calls, call = trace.found.calls, trace.found.call
+        position = np.empty(0, np.int64) if call is None else np.flatnonzero(call >= 0)
+        start = thread = np.empty(0, np.int64)
+        if calls is not None and call is not None:
+            position = position[np.argsort(call[position], kind="stable")]
+            start, thread = calls.start[call[position]] + self.origin(), calls.thread[call[position]]
         owner = {r: r.thread if r.thread >= 0 else r.process for r in ranges}
         by: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         for key in set(owner.values()):
@@ -136,20 +174,37 @@ class Export:
             starts, positions = by[key]
             low, high = np.searchsorted(starts, r.start), np.searchsorted(starts, r.end, side="right")
             inside.append((r, np.sort(positions[low:high])))
-        return table, inside
+        if not any(len(rows) for _, rows in inside):
+            self._explain_empty(ranges, pattern, start, thread)
+        return trace, inside
+
+    def _explain_empty(self, ranges: list[Range], pattern: str, start: np.ndarray, thread: np.ndarray) -> None:
+        """Raises the sentence about ranges whose thread launched nothing while another one did; else returns."""
+        meanwhile = np.zeros(len(start), bool)
+        for r in ranges:
+            meanwhile |= (start >= r.start) & (start <= r.end)
+        if not meanwhile.any():
+            return
+        threads = ", ".join(str(t & 0xFFFFFF) for t in np.unique(thread[meanwhile])[:4].tolist())
+        own = ", ".join(str(t & 0xFFFFFF) for t in sorted({r.thread for r in ranges if r.thread >= 0})[:4])
+        raise HarnessError(
+            f"{self.path}: the range {pattern!r} is on thread {own or 'of another process'}, and the {int(meanwhile.sum())} launches while it was "
+            f"open came from thread {threads}; push the range on the thread that launches, or use a start/end range."
+        )
 
     def ranges(self) -> list[Range]:
         """Every NVTX range that ended, by start; nested ones carry the path of those around them."""
-        columns = self.columns.get("NVTX_EVENTS", [])
-        if not columns:
+        columns = self.columns.get(NVTX, [])
+        if not {"start", "end", "eventType", "globalTid"} <= set(columns):
             return []
         text = "n.text" if "text" in columns else "NULL"
         join = ""
         if "textId" in columns and "StringIds" in self.columns:
             text, join = f"ifnull({text}, s.value)", "LEFT JOIN StringIds s ON s.id = n.textId"
         rows = self.rows(
-            f"SELECT n.start, n.end, n.eventType, n.globalTid, {text} FROM NVTX_EVENTS n {join} "
-            f"WHERE n.end IS NOT NULL AND n.eventType IN ({PUSH_POP}, {START_END}) ORDER BY n.start, n.end DESC"
+            f"SELECT n.start, n.end, n.eventType, n.globalTid, {text} FROM {self.tables[NVTX]} n {join} "
+            f"WHERE n.eventType IN ({PUSH_POP}, {START_END}) AND typeof(n.start) = 'integer' AND typeof(n.end) = 'integer' "
+            "AND typeof(n.globalTid) = 'integer' AND n.end >= n.start ORDER BY n.start, n.end DESC"
         )
         found: list[Range] = []
         open_: dict[int, list[Range]] = {}
@@ -172,11 +227,12 @@ class Export:
         """
         found: dict[str, list[np.ndarray]] = {}
         for table in (OVERHEAD, PROFILER):
-            if not {"nameId", "start", "end"} <= set(self.columns.get(table, [])):
+            if not {"nameId", "start", "end"} <= set(self.columns.get(table, [])) or "StringIds" not in self.columns:
                 continue
             rows = self.rows(
-                f"SELECT ifnull(s.value, 'unnamed'), o.start, o.end FROM {table} o LEFT JOIN StringIds s ON s.id = o.nameId "
-                "WHERE o.end > ? AND o.start < ? AND o.end >= o.start ORDER BY 1, 2",
+                f"SELECT ifnull(s.value, 'unnamed'), o.start, o.end FROM {self.tables[table]} o LEFT JOIN StringIds s ON s.id = o.nameId "
+                "WHERE o.end > ? AND o.start < ? AND o.end >= o.start AND typeof(o.start) = 'integer' AND typeof(o.end) = 'integer' "
+                "ORDER BY 1, 2",
                 (start, end),
             )
             for name, part in pd.DataFrame(rows, columns=["name", "start", "end"]).groupby("name", sort=False):
@@ -186,35 +242,45 @@ class Export:
     def origin(self) -> int:
         """Absolute ns of the first device activity: the zero of the launch table."""
         if self._origin is None:
-            starts = [
-                self.rows(f"SELECT min(start) FROM {table}")[0][0]
-                for table in ACTIVITIES
-                if "start" in self.columns.get(table, [])
-            ]
-            self._origin = min((int(s) for s in starts if s is not None), default=0)
+            self.read()
+        assert self._origin is not None
         return self._origin
 
     # Reading
 
-    def _table(self, *, with_correlation: bool = False) -> tuple[pd.DataFrame, np.ndarray, np.ndarray]:
-        """(launch table, correlation id, globalPid), the two arrays in the table's order and empty unless asked for."""
-        with self._guard():
-            parts = [part for table in ACTIVITIES if (part := self._activity(table, with_correlation)) is not None]
+    def _read(self) -> tuple[Trace, np.ndarray]:
+        """(trace of every device, globalPid of each of its launches)."""
+        found = Findings()
+        bad: dict[str, LeftOut] = {}
+        self._unknown = {}
+        parts = [part for table in ACTIVITIES if (part := self._activity(table, bad)) is not None]
         if not parts:
-            raise HarnessError(
-                f"{self.path} holds no kernel, copy or graph; record it again with `nsys profile -t cuda,nvtx`."
-            )
-        joined = {key: np.concatenate([p[key] for p in parts]) for key in parts[0]}
-        zero = self._origin = int(joined["start"].min())
-        order = np.lexsort((joined["end"], joined["start"]))
-        if not np.array_equal(order, np.arange(len(order))):
-            joined = {key: values[order] for key, values in joined.items()}
+            raise HarnessError(self._why_nothing(bad))
+        joined = {key: np.concatenate([p[key] for p in parts]) if len(parts) > 1 else parts[0][key] for key in parts[0]}
+        parts.clear()
+        found.records = len(joined["start"]) + sum(b.count for b in bad.values())
+        keep, left_out = usable(joined["start"], joined["end"], lambda i: repr(str(joined["name"][i])[:60]))
+        found.left_out = [*bad.values(), *left_out]
+        if keep is not None and not keep.any():
+            raise HarnessError(self._why_nothing({b.reason: b for b in found.left_out}))
+        seen = joined["process"], joined["correlation"]
+        start, end = joined["start"], joined["end"]
+        position = None if keep is None else np.flatnonzero(keep)
+        if not ((start[1:] > start[:-1]) | ((start[1:] == start[:-1]) & (end[1:] >= end[:-1]))).all():
+            order = np.lexsort((end, start))
+            position = order if keep is None else order[keep[order]]
+        if position is not None:
+            joined = {key: values[position] for key, values in joined.items()}
+        start, end = joined.pop("start"), joined.pop("end")
+        zero = self._origin = int(start[0])
+        process, correlation = joined.pop("process"), joined.pop("correlation")
+        device = self._tell_apart(joined.pop("device"), process, start, end, found)
         table = launches.from_columns(
             name=_text(joined["name"]),
             kind=pd.Categorical.from_codes(joined["kind"], categories=list(launches.KINDS)),
-            start_ns=joined["start"] - zero,
-            end_ns=joined["end"] - zero,
-            device=joined["device"].astype(np.int32),
+            start_ns=start - zero,
+            end_ns=end - zero,
+            device=device.astype(np.int32),
             stream=joined["stream"],
             graph_node=launches.nullable(joined["node"], "Int64"),
             grid=_text(joined["grid"]),
@@ -223,68 +289,139 @@ class Export:
             smem_bytes=launches.nullable(joined["smem"], "Int64"),
             bytes=launches.nullable(joined["bytes"], "Int64"),
         )
-        empty = np.empty(0, np.int64)
-        return table, joined.get("correlation", empty), joined.get("process", empty)
+        calls = self._calls()
+        if calls is not None and (correlation >= 0).any():
+            hidden = (joined["kind"] == launches.KINDS.index("graph")) & (correlation < 0)
+            found.call = match(calls, *seen, usable=position, whole_graphs=bool(hidden.any()))
+            found.calls = calls.shifted(zero)
+        found.diagnostics = self._diagnostics()
+        notes = [f"nsys export, schema {self.schema}"]
+        notes += [
+            f"{u.count} times {u.reason} and was taken as unknown, first in {u.first}" for u in self._unknown.values()
+        ]
+        graphs = joined["kind"] == launches.KINDS.index("graph")
+        if graphs.any():
+            notes.append(
+                f"{int(graphs.sum())} CUDA graph launches ({(end - start)[graphs].sum() / 1e6:.3f} ms) were traced as a whole and hide their kernels; "
+                "record again with `nsys profile --cuda-graph-trace=node` to see them"
+            )
+        wall = int(end.max()) - zero
+        overheads = {name: spans - zero for name, spans in self.overheads(zero, zero + wall).items()}
+        return Trace(table, wall, "nsys", notes, self.gpus, overheads, found), process
 
-    def _activity(self, table: str, with_correlation: bool) -> dict[str, np.ndarray] | None:
-        """Columns of one activity table, or None where it is absent or empty."""
-        columns = self.columns.get(table, [])
+    def _activity(self, table: str, bad: dict[str, LeftOut]) -> dict[str, np.ndarray] | None:
+        """Columns of one activity table, or None where it is absent or empty; what it cannot use is added to `bad`."""
+        columns = set(self.columns.get(table, []))
         if not columns:
             return None
-
-        def column(name: str, default: str = "-1") -> str:
-            return f"ifnull({name}, {default})" if name in columns else default
-
         kind = ACTIVITIES[table]
-        # Packed where values are small by the hardware's or CUPTI's own limits: fewer columns are a faster read.
-        place = f"({column('deviceId', '0')} << 32) | {column('streamId', '0')}"
-        shape = [
-            f"({column('gridX', '0')} << 32) | ({column('gridY', '0')} << 16) | {column('gridZ', '0')}",
-            f"({column('blockX', '0')} << 50) | ({column('blockY', '0')} << 39) | ({column('blockZ', '0')} << 31)"
-            f" | ({column('registersPerThread', '0')} << 21)"
-            f" | ({column('staticSharedMemory', '0')} + {column('dynamicSharedMemory', '0')})",
-        ]
         label = {
-            "kernel": column("demangledName") if "demangledName" in columns else column("shortName"),
-            "memcpy": column("copyKind"),
-            "memset": "0",
-            "graph": column("graphId"),
+            "kernel": next((c for c in ("demangledName", "shortName", "mangledName") if c in columns), ""),
+            "memcpy": "copyKind",
+            "memset": "",
+            "graph": "graphId",
         }[kind]
-        size = [column("bytes")] if kind in ("memcpy", "memset") else []
-        remap = self._device_collisions()
-        process = [column("globalPid")] if with_correlation or remap else []
-        correlation = [column("correlationId")] if with_correlation else []
-        select = ["start", "end", place, column("graphNodeId"), label]
-        select += shape if kind == "kernel" else []
-        select += size + process + correlation
-        read = read_integers(self.database, table, select)
-        n = len(read[0])
+        wanted = _FIELDS | (_SHAPE if kind == "kernel" else {"bytes": -1} if kind != "graph" else {})
+        wanted |= {label: -1} if label else {}
+        if missing := {"start", "end"} - columns:
+            raise HarnessError(f"{self.path}: table {table} has no column {min(missing)!r}; {_NOT_TRACED}.")
+        present = {c: (0 if c == "deviceId" and default is None and c not in columns else default)
+                   for c, default in wanted.items() if c in columns}  # fmt: skip
+        read = read_columns(self.database, self.tables[table], present)
+        _note_bad(read, table, bad, self._unknown)
+        n = len(read.columns["start"])
         if n == 0:
             return None
-        values = iter(read)
-        out = {key: next(values) for key in ("start", "end", "stream", "node", "label")}
-        out["device"], out["stream"] = out["stream"] >> 32, out["stream"] & 0xFFFFFFFF
-        none = np.full(n, -1, np.int64)
-        grid, threads = np.full(n, "", object), np.full(n, "", object)
-        registers, smem = none, none
+
+        def column(name: str) -> np.ndarray:
+            found = read.columns.pop(name, None)
+            return np.full(n, wanted[name] or 0, np.int64) if found is None else found
+
+        out = {
+            "start": column("start"),
+            "end": column("end"),
+            "device": column("deviceId"),
+            "stream": column("streamId"),
+        }
+        out |= {"node": column("graphNodeId"), "correlation": column("correlationId"), "process": column("globalPid")}
+        fits = (np.abs(out["device"]) < 1 << 31) if n else np.ones(0, bool)
+        none, empty = np.full(n, -1, np.int64), np.full(n, "", object)
+        out |= {"grid": empty, "block": empty, "registers": none, "smem": none, "bytes": none}
         if kind == "kernel":
-            grid = _decode(next(values), lambda v: f"{v >> 32},{v >> 16 & 0xFFFF},{v & 0xFFFF}")
-            code = next(values)
-            threads = _decode(code >> 31, lambda v: f"{v >> 19},{v >> 8 & 0x7FF},{v & 0xFF}")
-            registers, smem = code >> 21 & 0x3FF, code & 0x1FFFFF
-        out |= {"grid": grid, "block": threads, "registers": registers, "smem": smem}
-        out["bytes"] = next(values) if size else none
-        if process:
-            out["process"] = next(values)
-            if remap:
-                out["device"] = _remapped(out["device"], out["process"], remap)
-            if not with_correlation:
-                del out["process"]
-        if correlation:
-            out["correlation"] = next(values)
-        out["name"] = self._names(kind, out.pop("label"))
+            out["grid"] = _sizes(*(column(f"grid{axis}") for axis in "XYZ"))
+            out["block"] = _sizes(*(column(f"block{axis}") for axis in "XYZ"))
+            out["registers"] = _within(column("registersPerThread"), 1 << 31)
+            fixed, dynamic = (_within(column(f"{part}SharedMemory"), 1 << 40) for part in ("static", "dynamic"))
+            out["smem"] = np.where((fixed < 0) | (dynamic < 0), -1, fixed + dynamic)
+        elif kind != "graph":
+            out["bytes"] = column("bytes")
+        out["name"] = self._names(kind, column(label) if label else none)
         out["kind"] = np.full(n, launches.KINDS.index(kind), np.int8)
+        if not fits.all():
+            _add(bad, "with a device number out of range", int((~fits).sum()), f"{out['device'][~fits][0]} in {table}")
+            out = {key: values[fits] for key, values in out.items()}
         return out
+
+    def _calls(self) -> Calls | None:
+        """Calls that launch, copy, wait or capture, by start in absolute ns; None where none were recorded."""
+        columns = set(self.columns.get(RUNTIME, []))
+        if not {"start", "end", "correlationId", "nameId"} <= columns or "StringIds" not in self.columns:
+            return None
+        named = self.rows("SELECT id, value FROM StringIds WHERE value GLOB 'cu*' OR value GLOB 'hip*'")
+        kinds = {i: kind for i, name in named if isinstance(i, int) and (kind := call_kind(str(name))) != Call.OTHER}
+        if not kinds:
+            return None
+        where = f"nameId IN ({', '.join(map(str, kinds))})"
+        if "returnValue" in columns:
+            where += " AND ifnull(returnValue, 0) = 0"  # a call that failed launches nothing
+        wanted: dict[str, int | None] = {"start": None, "end": None, "correlationId": -1, "nameId": None}
+        read = read_columns(
+            self.database, self.tables[RUNTIME], wanted | ({"globalTid": 0} if "globalTid" in columns else {}), where
+        )
+        got = read.columns
+        if len(got["start"]) == 0:
+            return None
+        code, ids = pd.factorize(got["nameId"])
+        kind = np.array([kinds[int(i)] for i in ids], np.int64)[code]
+        thread = got.get("globalTid", np.zeros(len(kind), np.int64))
+        return Calls(got["start"], got["end"], thread, _process_of(thread), got["correlationId"], kind)
+
+    def _diagnostics(self) -> list[Diagnostic]:
+        """The profiler's own errors, warnings, and whatever says that records were lost, each once."""
+        if not {"severity", "text"} <= set(self.columns.get(DIAGNOSTIC, [])):
+            return []
+        found: dict[str, Diagnostic] = {}
+        for severity, text in self.rows(f"SELECT severity, text FROM {DIAGNOSTIC} ORDER BY rowid LIMIT 10000"):
+            said = " ".join(str(text).split())[:300]
+            dropped = sum(int((a or b).replace(",", "")[:18]) for a, b in _DROPPED.findall(said))
+            if severity in _SEVERITY or dropped:
+                found.setdefault(said, Diagnostic(_SEVERITY.get(severity, "warning"), said, dropped))
+        return list(found.values())
+
+    def _why_nothing(self, bad: dict[str, LeftOut]) -> str:
+        """One sentence about an export of which no launch can be read."""
+        if bad:
+            said = "; ".join(f"{b.count} {b.reason}, first {b.first}" for b in bad.values())
+            return f"{self.path} holds no usable device record ({said}); {_NOT_TRACED}."
+        tables = self.columns
+        if "StringTable" in tables or any(t.startswith("CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL") for t in tables):
+            return f"{self.path} is a database of nvprof or the Visual Profiler, which nsys replaces; record it again with `nsys profile -t cuda,nvtx` and export that."
+        if any(t.lstrip("_").startswith("rocpd_") for t in tables):
+            return (
+                f"{self.path} is a rocpd database of AMD's profiler, which is not read; record the run with torch.profiler and give "
+                "its export_chrome_trace."
+            )
+        rows = self._calls()
+        count = int(np.isin(rows.kind, [Call.LAUNCH, Call.LAUNCH_EX, Call.GRAPH]).sum()) if rows is not None else 0
+        if count:
+            return (
+                f"{self.path} holds {count:,} launch calls, no kernels: the work ran in a process that was not traced (an MPS or inference "
+                "server, a child that nsys did not follow), or the driver gave no device records (no permission, another profiler "
+                "attached); trace the process that runs the kernels, and look at nsys's own messages."
+            )
+        if not any(t in tables for t in (*ACTIVITIES, RUNTIME, "StringIds")):
+            return f"{self.path} is an SQLite database, but no nsys export: it has none of its tables; give one made by `nsys export --type sqlite`."
+        return f"{self.path} holds no kernel, copy or graph; record it again with `nsys profile -t cuda,nvtx`."
 
     def _names(self, kind: str, ids: np.ndarray) -> np.ndarray:
         """Names of rows, each resolved once per distinct id."""
@@ -297,7 +434,7 @@ class Export:
                     text |= dict(
                         self.db.execute(f"SELECT id, value FROM StringIds WHERE id IN ({marks})", chunk.tolist())
                     )
-            names = [text.get(int(i)) or f"[unnamed kernel {i}]" for i in unique]
+            names = [demangled(str(text.get(int(i)) or f"[unnamed kernel {i}]")) for i in unique]
         elif kind == "memcpy":
             names = [f"[CUDA memcpy {COPY_KINDS.get(int(i), f'kind {i}')}]" for i in unique]
         elif kind == "graph":
@@ -306,34 +443,45 @@ class Export:
             names = ["[CUDA memset]"] * len(unique)
         return np.array(names, object)[inverse]
 
-    def _device_collisions(self) -> dict[tuple[int, int], int]:
-        """(pid, CUDA ordinal) → GPU id, only where two processes call different GPUs by the same ordinal."""
-        if "TARGET_INFO_CUDA_DEVICE" not in self.columns:
+    def _tell_apart(
+        self, device: np.ndarray, process: np.ndarray, start: np.ndarray, end: np.ndarray, found: Findings
+    ) -> np.ndarray:
+        """Device numbers under which two GPUs never share one, and in `found` which processes use which device.
+
+        A process counts its devices from 0. Where the export's device table tells which GPUs are meant and two processes
+        call different ones by the same number, the GPU's id is the device.
+        """
+        spread = process if len(process) == 0 or (process != process[0]).any() else process[:1]
+        pids = [int(p) for p in pd.unique(spread)]
+        gpu = self._gpu_of() if len(pids) > 1 else {}
+        if len({(o, g) for (_, o), g in gpu.items()}) > len({o for _, o in gpu}):
+            device = _remapped(device, process, gpu)
+        known = {int(d): pids for d in pd.unique(device)}
+        if len(pids) > 1:
+            code, _ = pd.factorize(process)
+            pairs = np.unique(np.stack([device, code]), axis=1)
+            known = {int(d): [pids[int(c)] for c in pairs[1][pairs[0] == d]] for d in np.unique(pairs[0])}
+        found.processes = known
+        for number, of in known.items():
+            of = [p for p in of if p >= 0]
+            if len(of) > 1:
+                rows = device == number
+                why = ""
+                if gpu and all(any(q == _pid(p) for q, _ in gpu) for p in of):
+                    why = "its device table names one GPU for them"
+                elif len(self.gpus) == 1:
+                    why = "the recording names a single GPU"
+                elif _one_after_another(process[rows], start[rows], end[rows]):
+                    why = "they ran one after another"
+                found.sharing.append(Sharing(number, [str(_pid(p)) for p in of], why))
+        return device
+
+    def _gpu_of(self) -> dict[tuple[int, int], int]:
+        """(pid, CUDA ordinal) → GPU id, where the export has a device table that tells processes apart."""
+        if not {"pid", "cudaId", "gpuId"} <= set(self.columns.get("TARGET_INFO_CUDA_DEVICE", [])):
             return {}
         rows = self.rows("SELECT pid, cudaId, gpuId FROM TARGET_INFO_CUDA_DEVICE")
-        gpus: dict[int, set[int]] = {}
-        for _, ordinal, gpu in rows:
-            gpus.setdefault(ordinal, set()).add(gpu)
-        return {(p, o): g for p, o, g in rows} if any(len(g) > 1 for g in gpus.values()) else {}
-
-    def _submissions(self, process: np.ndarray, correlation: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(launch's position, call's start in absolute ns, call's globalTid) of launches whose call was recorded, by start."""
-        if RUNTIME not in self.columns:
-            return (np.empty(0, np.int64),) * 3
-        with self._guard():
-            select = ["start", "ifnull(globalTid, 0)", "ifnull(correlationId, -1)"]
-            start, thread, called = read_integers(self.database, RUNTIME, select)
-        order = np.argsort(start, kind="stable")
-        start, thread, called = start[order], thread[order], called[order]
-        # A correlation id is unique in its process only; the first call of one submitted the work.
-        code, _ = pd.factorize(np.concatenate([_process_of(thread), process]))
-        keys = pd.Index(code << 40 | np.concatenate([called, correlation]))
-        first = np.flatnonzero(~keys[: len(start)].duplicated())
-        row = keys[first].get_indexer(keys[len(start) :])
-        position = np.flatnonzero(row >= 0)
-        call = first[row[position]]
-        order = np.argsort(call, kind="stable")
-        return position[order], start[call[order]], thread[call[order]]
+        return {(p, o): g for p, o, g in rows if all(isinstance(v, int) and abs(v) < 1 << 31 for v in (p, o, g))}
 
     def _matching(self, pattern: str) -> list[Range]:
         ranges = self.ranges()
@@ -345,6 +493,11 @@ class Export:
             found = [r for r in ranges if test(r)]
             if found:
                 return found
+        if opened := self._open(pattern):
+            raise HarnessError(
+                f"{self.path}: the range {pattern!r} never ended ({opened} opened, none closed before the recording stopped), so it holds no "
+                "window; stop the recording after the range, or name another range or an --occurrence."
+            )
         known = sorted({r.text for r in ranges if r.text})
         shown = ", ".join(repr(k) for k in known[:8]) + (", …" if len(known) > 8 else "")
         raise HarnessError(
@@ -352,10 +505,30 @@ class Export:
             + (f"it has {shown}." if known else "it has no ranges at all: record with `-t cuda,nvtx`.")
         )
 
+    def _open(self, pattern: str) -> int:
+        """How many ranges of that text never ended."""
+        columns = self.columns.get(NVTX, [])
+        if not {"end", "eventType"} <= set(columns):
+            return 0
+        text = "n.text" if "text" in columns else "NULL"
+        if "textId" in columns and "StringIds" in self.columns:
+            text = f"ifnull({text}, (SELECT value FROM StringIds s WHERE s.id = n.textId))"
+        rows = self.rows(
+            f"SELECT {text} FROM {self.tables[NVTX]} n WHERE n.end IS NULL AND n.eventType IN ({PUSH_POP}, {START_END})"
+        )
+        return sum(1 for (t,) in rows if t is not None and (str(t) == pattern or fnmatch.fnmatchcase(str(t), pattern)))
+
     def _columns(self) -> dict[str, list[str]]:
-        tables = [r[0] for r in self.db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        """Table → its columns; fills `tables`, under which name each is in the file. A later version stands in for a table
+        that is absent under its plain name."""
+        names = [str(r[0]) for r in self.db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        self.tables = {t: t for t in names if not t.startswith("ENUM_")}
+        versions = sorted((int(m[2]), m[1], t) for t in names if (m := _VERSIONED.match(t)))
+        later = {plain: actual for _, plain, actual in versions}
+        self.tables = later | self.tables
         return {
-            t: [r[1] for r in self.db.execute(f'PRAGMA table_info("{t}")')] for t in tables if not t.startswith("ENUM_")
+            t: [str(r[1]) for r in self.db.execute(f'PRAGMA table_info("{actual}")')]
+            for t, actual in self.tables.items()
         }
 
     def rows(self, sql: str, values: tuple[object, ...] = ()) -> list[tuple]:
@@ -375,36 +548,39 @@ class Export:
         try:
             yield
         except sqlite3.Error as error:
-            raise HarnessError(f"{self.path} cannot be read as an nsys export ({error}); {_NOT_TRACED}.") from None
+            raise HarnessError(
+                f"{self.path} cannot be read as an nsys export ({first_line(error)}); {_NOT_TRACED}."
+            ) from None
         except (TypeError, ValueError, OverflowError) as error:
-            raise HarnessError(f"{self.path} holds a value of the wrong type ({error}); {_NOT_TRACED}.") from None
+            raise HarnessError(
+                f"{self.path} holds a value of the wrong type ({first_line(error)}); {_NOT_TRACED}."
+            ) from None
 
 
 def read_nsys(path: Path) -> Trace:
     """All launches of an export as a Trace over every device; its wall is the span of all activity."""
     with Export(path) as export:
-        return _trace(export, export.launches())
+        return export.read()
 
 
 def read_nsys_ranges(path: Path, pattern: str) -> tuple[Trace, list[tuple[str, np.ndarray]]]:
     """The same, and per matching NVTX range its path and the positions of the launches that it submitted."""
     with Export(path) as export:
-        table, inside = export.launches_with_ranges(pattern)
-        return _trace(export, table), [(r.path, rows) for r, rows in inside]
+        trace, inside = export.read_with_ranges(pattern)
+        return trace, [(r.path, rows) for r, rows in inside]
 
 
-def _trace(export: Export, table: pd.DataFrame) -> Trace:
-    notes = [f"nsys export, schema {export.schema}"]
-    graphs = table["kind"] == "graph"
-    if graphs.any():
-        ms = (table["end_ns"] - table["start_ns"])[graphs].sum() / 1e6
-        notes.append(
-            f"{int(graphs.sum())} CUDA graph launches ({ms:.3f} ms) were traced as a whole and hide their kernels; "
-            "record again with `nsys profile --cuda-graph-trace=node` to see them"
-        )
-    wall, zero = int(table["end_ns"].max()), export.origin()
-    overheads = {name: spans - zero for name, spans in export.overheads(zero, zero + wall).items()}
-    return Trace(table, wall, "nsys", notes, export.gpus, overheads)
+def _note_bad(read: Rows, table: str, bad: dict[str, LeftOut], unknown: dict[str, LeftOut]) -> None:
+    """Counts a table's rows that lack a whole number where they need one in `bad`, other such values in `unknown`."""
+    for rowid, column in read.bad_rows:
+        _add(bad, f"whose {column!r} is no whole number", 1, f"row {rowid} of {table}")
+    for rowid, column in read.bad_values:
+        _add(unknown, f"{column!r} is no whole number", 1, f"row {rowid} of {table}")
+
+
+def _add(bad: dict[str, LeftOut], reason: str, count: int, first: str) -> None:
+    before = bad.get(reason)
+    bad[reason] = LeftOut(reason, count + (before.count if before else 0), before.first if before else first)
 
 
 def _process_of(tid: Any) -> Any:
@@ -412,16 +588,38 @@ def _process_of(tid: Any) -> Any:
     return tid & ~0xFFFFFF
 
 
+def _pid(process: int) -> int:
+    """The operating system's process id in a globalPid."""
+    return process >> 24 & 0xFFFFFF
+
+
 def _remapped(device: np.ndarray, process: np.ndarray, gpu: dict[tuple[int, int], int]) -> np.ndarray:
-    pid = process >> 24 & 0xFFFFFF
-    pairs, inverse = np.unique(np.stack([pid, device]), axis=1, return_inverse=True)
-    return np.array([gpu.get((int(p), int(d)), int(d)) for p, d in pairs.T], np.int64)[inverse]
+    pairs, inverse = np.unique(np.stack([process >> 24 & 0xFFFFFF, device]), axis=1, return_inverse=True)
+    return np.array([gpu.get((int(p), int(d)), int(d)) for p, d in pairs.T], np.int64)[inverse.reshape(-1)]
 
 
-def _decode(codes: np.ndarray, text: Callable[[int], str]) -> np.ndarray:
-    """Strings of packed integers, made once per distinct value."""
-    inverse, unique = pd.factorize(codes)
-    return np.array([text(int(u)) for u in unique], object)[inverse]
+def _one_after_another(process: np.ndarray, start: np.ndarray, end: np.ndarray) -> bool:
+    """True where each process's activity ends before the next one's begins."""
+    spans = sorted((int(start[process == p].min()), int(end[process == p].max())) for p in np.unique(process))
+    return all(b <= c for (_, b), (c, _) in pairwise(spans))
+
+
+def _sizes(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
+    """ "x,y,z" of every row, made once per distinct triple."""
+    code, _ = pd.factorize(x)
+    for axis in (y, z):
+        if (axis != axis[0]).any():
+            inner, seen = pd.factorize(axis)
+            code, _ = pd.factorize(code * len(seen) + inner)
+    first = np.zeros(int(code.max()) + 1, np.int64)
+    first[code[::-1]] = np.arange(len(code) - 1, -1, -1)
+    return np.array([f"{x[i]},{y[i]},{z[i]}" for i in first], object)[code]
+
+
+def _within(values: np.ndarray, limit: int) -> np.ndarray:
+    """The values, those out of range as unknown (−1)."""
+    outside = (values < 0) | (values >= limit)
+    return np.where(outside, -1, values) if outside.any() else values
 
 
 def _text(values: np.ndarray) -> pd.Series:

@@ -1,9 +1,14 @@
-"""Columns of integers out of SQLite: read by Arrow's driver, without a Python object for every value, in two threads."""
+"""Columns of integers out of SQLite: read by Arrow's driver, without a Python object for every value, in two threads.
+
+Where a value is none, `read_columns` reads the table a second time, row by row, and leaves out only what is bad.
+"""
 
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,28 +22,58 @@ SPLIT_ROWS = 100_000
 BATCH_ROWS = 65_536
 
 
-def read_integers(database: Path, table: str, select: list[str]) -> list[np.ndarray]:
+@dataclass
+class Rows:
+    """Columns of one table, and what could not be read of it."""
+
+    columns: dict[str, np.ndarray]  # int64, one value a row that is kept
+    bad_rows: list[tuple[int, str]]  # (rowid, column) of rows without a value that they need
+    bad_values: list[tuple[int, str]]  # (rowid, column) of values that were replaced by the column's default
+
+
+def read_columns(database: Path, table: str, wanted: Mapping[str, int | None], where: str = "") -> Rows:
+    """Integer columns of a table in rowid order. wanted: column → what stands for a missing or wrong value; None: a row
+    without a whole number there is left out.
+
+    A whole number is an integer of 64 bits, also spelled as text or as a real. Raises sqlite3.DatabaseError for a
+    damaged file.
+    """
+    select = [f'"{name}"' if default is None else f'ifnull("{name}", {default})' for name, default in wanted.items()]
+    try:
+        values = read_integers(database, table, select, where)
+        return Rows(dict(zip(wanted, values, strict=True)), [], [])
+    except TypeError:
+        return _row_by_row(database, table, wanted, where)
+
+
+def read_integers(database: Path, table: str, select: list[str], where: str = "") -> list[np.ndarray]:
     """One int64 array per integer expression over a table with rowids, in rowid order.
 
     Raises sqlite3.DatabaseError for a damaged file, and TypeError where a value is no integer.
     """
-    uri = f"{database.resolve().as_uri()}?mode=ro"
+    uri = _uri(database)
     db = sqlite3.connect(uri, uri=True)
     try:
         # One aggregate a query: SQLite answers it from the tree's edge, two together by a scan.
-        edges = ", ".join(f"(SELECT {end}(rowid) FROM {table})" for end in ("min", "max"))
+        edges = ", ".join(f'(SELECT {end}(rowid) FROM "{table}")' for end in ("min", "max"))
         low, high = db.execute(f"SELECT {edges}").fetchone()
         if low is None:
             return [np.empty(0, np.int64) for _ in select]
         middle = (low + high) // 2 if high - low >= SPLIT_ROWS else high
-        (last,) = db.execute(f"SELECT max(rowid) FROM {table} WHERE rowid <= {middle}").fetchone()
+        parts = [(low, middle), (middle + 1, high)] if middle < high else [(low, high)]
+        within = f'FROM "{table}" WHERE rowid BETWEEN {{}} AND {{}}' + (f" AND {where}" if where else "")
+        # From the end backwards to the first row that counts.
+        last = [db.execute(f"SELECT rowid {within.format(*part)} ORDER BY rowid DESC LIMIT 1").fetchone() for part in parts]
     finally:
         db.close()
-    parts = [(low, last), (last + 1, high)] if last < high else [(low, high)]
-    sql = f"SELECT {', '.join(select)}, rowid FROM {table} WHERE rowid BETWEEN {{}} AND {{}}"
+    ends = [row[0] for row in last if row]
+    parts = [part for part, row in zip(parts, last, strict=True) if row]
+    if not parts:
+        return [np.empty(0, np.int64) for _ in select]
+    sql = f"SELECT {', '.join(select)}, rowid {within}"
     with ThreadPoolExecutor(len(parts)) as threads:
         found = list(threads.map(lambda part: _read(uri, sql.format(*part)), parts))
-    for batches, (_, end) in zip(found, parts, strict=True):
+    for batches, end in zip(found, ends, strict=True):
         # The driver may take a damaged page for the end of the rows, and not say so.
         if not batches or _values(batches[-1].child(len(select)))[-1] != end:
             raise sqlite3.DatabaseError("database disk image is malformed")
@@ -71,12 +106,60 @@ def _read(uri: str, sql: str) -> list[CArray]:
             cursor.execute(sql)
             return [batch for batch in c_array_stream(cursor.fetch_arrow()) if len(batch)]
     except adbc.Error as error:
-        raise sqlite3.DatabaseError(_first_line(error)) from None
+        raise sqlite3.DatabaseError(first_line(error)) from None
     except RuntimeError as error:  # nanoarrow's: a batch that the driver could not make
-        text = _first_line(error)
+        text = first_line(error)
         # The driver's words for a column whose first rows had another type than a later one.
         raise (TypeError(text) if "Type mismatch" in text else sqlite3.DatabaseError(text)) from None
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0].split("[SQLite] ")[-1]
+def _row_by_row(database: Path, table: str, wanted: Mapping[str, int | None], where: str) -> Rows:
+    """The same through the standard library's driver, value by value."""
+    names = ", ".join(f'"{name}"' for name in wanted)
+    kept: list[list[int]] = []
+    rows = Rows({}, [], [])
+    db = sqlite3.connect(_uri(database), uri=True)
+    db.text_factory = lambda raw: raw.decode("utf-8", "replace")
+    try:
+        for rowid, *values in db.execute(
+            f'SELECT rowid, {names} FROM "{table}"' + (f" WHERE {where}" if where else "")
+        ):
+            numbers = []
+            for (name, default), value in zip(wanted.items(), values, strict=True):
+                number = _whole(value)
+                if number is None and default is None:
+                    rows.bad_rows.append((rowid, name))
+                    break
+                if number is None:
+                    if value is not None:
+                        rows.bad_values.append((rowid, name))
+                    number = default
+                numbers.append(number)
+            else:
+                kept.append(numbers)  # type: ignore[arg-type]
+    finally:
+        db.close()
+    table_ = np.array(kept, np.int64).reshape(len(kept), len(wanted))
+    rows.columns = {name: np.ascontiguousarray(table_[:, i]) for i, name in enumerate(wanted)}
+    return rows
+
+
+def _whole(value: object) -> int | None:
+    """The value as an integer of 64 bits, or None."""
+    if isinstance(value, str):
+        try:
+            value = int(value) if len(value) < 32 else None
+        except ValueError:
+            return None
+    if isinstance(value, float):
+        value = int(value) if value.is_integer() else None  # infinity and NaN are no integers either
+    return value if isinstance(value, int) and -(2**63) <= value < 2**63 else None
+
+
+def _uri(database: Path) -> str:
+    return f"{database.resolve().as_uri()}?mode=ro"
+
+
+def first_line(error: Exception) -> str:
+    """An error of SQLite or Arrow, which may span lines, on one."""
+    return (str(error).splitlines() or [type(error).__name__])[0].replace("[SQLite] ", "")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sqlite3
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from made import OTHER_PID, PID, Content, Kernel, Schema, write
 
 from harness import launches
 from harness.attribution.recorded import load_recorded, read_trace
@@ -18,125 +17,6 @@ from harness.errors import HarnessError
 from harness.sources.nsys import Export, read_nsys_ranges
 from harness.sources.rows import BATCH_ROWS, read_integers
 from harness.sources.scrub import scrub
-
-PID, OTHER_PID = 1 << 48 | 4242 << 24, 1 << 48 | 4343 << 24
-
-
-@dataclass
-class Schema:
-    """How an export of some version spells things."""
-
-    version: str = "3.20.3"
-    meta: str = "META_DATA_EXPORT"  # EXPORT_META_DATA until 2.x
-    inline_text: bool = False  # NVTX text in the row, or in StringIds
-    graph_columns: bool = True  # graphNodeId
-    empty_tables: bool = False  # tables of every kind exist, empty
-    runtime: bool = True
-
-
-@dataclass
-class Kernel:
-    """One launch of the synthetic export."""
-
-    name: str
-    start: int
-    end: int
-    device: int = 0
-    correlation: int = 0
-    pid: int = PID
-    node: int | None = None
-
-
-@dataclass
-class Content:
-    """What an export holds."""
-
-    kernels: list[Kernel] = field(default_factory=list)
-    copies: list[tuple[int, int, int]] = field(default_factory=list)  # start, end, bytes
-    graphs: list[tuple[int, int]] = field(default_factory=list)
-    calls: list[tuple[int, int, int, int]] = field(default_factory=list)  # start, end, globalTid, correlation
-    ranges: list[tuple[int, int, str, int]] = field(default_factory=list)  # start, end, text, globalTid
-    raw: list[tuple[str, tuple]] = field(default_factory=list)  # further statements
-
-
-def write(path: Path, content: Content, schema: Schema | None = None) -> Path:
-    """A SQLite export with `content`, spelled as `schema` says."""
-    s = schema or Schema()
-    db = sqlite3.connect(path)
-    strings: dict[str, int] = {}
-
-    def string(text: str) -> int:
-        return strings.setdefault(text, len(strings))
-
-    db.execute("CREATE TABLE StringIds (id INTEGER NOT NULL PRIMARY KEY, value TEXT)")
-    db.execute(f"CREATE TABLE {s.meta} (name TEXT, value TEXT)")
-    db.execute(f"INSERT INTO {s.meta} VALUES ('EXPORT_SCHEMA_VERSION', ?)", (s.version,))
-    node = ", graphNodeId INTEGER" if s.graph_columns else ""
-    if content.kernels or s.empty_tables:
-        db.execute(
-            "CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER, end INTEGER, deviceId INTEGER, streamId INTEGER, correlationId "
-            "INTEGER, globalPid INTEGER, demangledName INTEGER, shortName INTEGER, registersPerThread INTEGER, gridX INTEGER, gridY "
-            f"INTEGER, gridZ INTEGER, blockX INTEGER, blockY INTEGER, blockZ INTEGER, staticSharedMemory INTEGER, dynamicSharedMemory INTEGER{node})"
-        )
-        for k in content.kernels:
-            row = [
-                k.start,
-                k.end,
-                k.device,
-                7,
-                k.correlation,
-                k.pid,
-                string(k.name),
-                string(k.name),
-                32,
-                5,
-                3,
-                2,
-                128,
-                4,
-                1,
-                48,
-                1024,
-            ]
-            row += [k.node] if s.graph_columns else []
-            db.execute(f"INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES ({','.join('?' * len(row))})", row)
-    if content.copies or s.empty_tables:
-        db.execute(
-            "CREATE TABLE CUPTI_ACTIVITY_KIND_MEMCPY (start INTEGER, end INTEGER, deviceId INTEGER, streamId INTEGER, correlationId INTEGER, "
-            "globalPid INTEGER, bytes INTEGER, copyKind INTEGER)"
-        )
-        db.executemany(f"INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (?, ?, 0, 13, 0, {PID}, ?, 1)", content.copies)
-    if s.empty_tables:
-        db.execute(
-            "CREATE TABLE CUPTI_ACTIVITY_KIND_MEMSET (start INTEGER, end INTEGER, deviceId INTEGER, streamId INTEGER, bytes INTEGER)"
-        )
-        db.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_OVERHEAD (start INTEGER, end INTEGER, nameId INTEGER)")
-    if content.graphs:
-        db.execute(
-            "CREATE TABLE CUPTI_ACTIVITY_KIND_GRAPH_TRACE (start INTEGER, end INTEGER, deviceId INTEGER, streamId INTEGER, graphId INTEGER)"
-        )
-        db.executemany("INSERT INTO CUPTI_ACTIVITY_KIND_GRAPH_TRACE VALUES (?, ?, 0, 7, 3)", content.graphs)
-    if s.runtime:
-        db.execute(
-            "CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start INTEGER, end INTEGER, globalTid INTEGER, correlationId INTEGER, nameId INTEGER)"
-        )
-        name = string("cudaLaunchKernel")
-        db.executemany(f"INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?, ?, ?, ?, {name})", content.calls)
-    if content.ranges or s.empty_tables:
-        extra = "" if s.inline_text else ", textId INTEGER"
-        db.execute(
-            f"CREATE TABLE NVTX_EVENTS (start INTEGER, end INTEGER, eventType INTEGER, text TEXT, globalTid INTEGER{extra})"
-        )
-        for start, end, text, tid in content.ranges:
-            row = [start, end, 59, text if s.inline_text else None, tid] + ([] if s.inline_text else [string(text)])
-            db.execute(f"INSERT INTO NVTX_EVENTS VALUES ({','.join('?' * len(row))})", row)
-    for sql, values in content.raw:
-        db.execute(sql, values)
-    db.executemany("INSERT OR IGNORE INTO StringIds VALUES (?, ?)", [(i, text) for text, i in strings.items()])
-    db.commit()
-    db.close()
-    return path
-
 
 schemas = st.builds(
     Schema,
@@ -350,13 +230,16 @@ def test_damage_after_the_first_batch_is_the_files_not_the_values(tmp_path: Path
 
 
 @pytest.mark.parametrize("value", ["soon", None, 1.5, b"1"])
-def test_a_column_that_is_no_whole_number_is_one_sentence(tmp_path: Path, value: object) -> None:
-    content = Content(
-        kernels=[Kernel("k", i, i + 3) for i in range(9)],
-        raw=[("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET end = ? WHERE rowid = 5", (value,))],
-    )
-    with pytest.raises(HarnessError, match="holds a value of the wrong type"):
-        read_trace(write(tmp_path / "x.sqlite", content))
+def test_a_time_that_is_no_whole_number_costs_its_record_alone(tmp_path: Path, value: object) -> None:
+    kernels = [Kernel("k", i, i + 3) for i in range(9)]
+    update = "UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET end = ?"
+    content = Content(kernels=kernels, raw=[(f"{update} WHERE rowid = 5", (value,))])
+    trace = read_trace(write(tmp_path / "x.sqlite", content))
+    assert len(trace.launches) == 8 and trace.found.records == 9
+    (left_out,) = trace.found.left_out
+    assert (left_out.count, left_out.first) == (1, "row 5 of CUPTI_ACTIVITY_KIND_KERNEL")
+    with pytest.raises(HarnessError, match=r"no usable device record .9 whose 'end' is no whole number"):
+        read_trace(write(tmp_path / "y.sqlite", Content(kernels=kernels, raw=[(update, (value,))])))
 
 
 SECRETS = (

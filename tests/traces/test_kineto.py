@@ -13,33 +13,12 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from made import event, trace_file
 
 from harness import launches
 from harness.errors import HarnessError
 from harness.sources import kineto
 from harness.sources.kineto import read_kineto, read_kineto_ranges
-
-
-def event(name: str, ts: float, dur: float, cat: str = "kernel", **args: Any) -> dict[str, Any]:
-    return {
-        "ph": "X",
-        "cat": cat,
-        "name": name,
-        "pid": 0,
-        "tid": 7,
-        "ts": ts,
-        "dur": dur,
-        "args": {"device": 0, "stream": 7, **args},
-    }
-
-
-def trace_file(path: Path, events: list[Any], **keys: Any) -> Path:
-    text = json.dumps({"schemaVersion": 1, "traceEvents": events, **keys})
-    if path.suffix == ".gz":
-        path.write_bytes(gzip.compress(text.encode()))
-    else:
-        path.write_text(text)
-    return path
 
 
 def test_times_are_rounded_as_agreed(tmp_path: Path) -> None:
@@ -110,7 +89,9 @@ def test_the_window_cuts_values_anywhere(value: Any, window: int, indent: int) -
     kept = kineto._WINDOW
     kineto._WINDOW = window
     try:
-        assert list(kineto._events(io.StringIO(text), {})) == [value, 12, "x", value]
+        events = list(kineto._events(io.StringIO(text), {}))
+        # Numbers with a fraction keep their digits.
+        assert events == json.loads(json.dumps([value, 12, "x", value]), parse_float=str)
     finally:
         kineto._WINDOW = kept
 
@@ -131,11 +112,31 @@ def test_damaged_json_is_one_sentence_or_a_valid_table(tmp_path: Path, data: st.
 
 
 @pytest.mark.parametrize(
-    "bad", [{"ts": "soon"}, {"dur": None}, {"args": {"device": "GPU"}}, {"args": 3}, {"ts": 1e300}]
+    ("bad", "why"),
+    [
+        ({"ts": "soon"}, "whose time is no number"),
+        ({"dur": None}, "whose time is no number"),
+        ({"ts": float("nan")}, "whose time is no number"),
+        ({"dur": True}, "whose time is no number"),
+        ({"args": {"device": "GPU"}}, "without a device number"),
+        ({"ts": 1e300}, "with a time out of range"),
+        ({"dur": 2**63}, "with a time out of range"),
+        ({"dur": -1}, "that end before they start"),
+    ],
 )
-def test_events_with_wrong_values_are_one_sentence(tmp_path: Path, bad: dict[str, Any]) -> None:
-    with pytest.raises(HarnessError, match=r"not a whole PyTorch profiler trace|out of range|launch"):
-        read_kineto(trace_file(tmp_path / "t.json", [event("k", 1, 5) | bad]))
+def test_an_event_with_a_wrong_value_is_left_out_and_named(tmp_path: Path, bad: dict[str, Any], why: str) -> None:
+    broken = event("broken", 2, 5) | bad
+    found = read_kineto(trace_file(tmp_path / "t.json", [event("k", 1, 5), broken]))
+    assert found.launches["name"].tolist() == ["k"] and found.found.records == 2
+    assert [(b.reason, b.count, b.first) for b in found.found.left_out] == [(why, 1, "'broken'")]
+    with pytest.raises(HarnessError, match=f"no usable device record .1 {why}"):
+        read_kineto(trace_file(tmp_path / "u.json", [broken]))
+
+
+@pytest.mark.parametrize("args", [3, None, {"correlation": "x", "grid": "8", "bytes": -5, "stream": None}])
+def test_arguments_of_the_wrong_type_are_unknown(tmp_path: Path, args: Any) -> None:
+    table = read_kineto(trace_file(tmp_path / "t.json", [event("k", 1, 5) | {"args": args}])).launches
+    assert table["grid"].tolist() == [""] and table["bytes"].isna().all()
 
 
 def test_a_large_trace_is_streamed(tmp_path: Path) -> None:
