@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from harness.attribution import checks
-from harness.attribution.decomposition import Check, ClassRow, Decomposition, Pass, load_decomposition
+from harness.attribution import checks, gaps
+from harness.attribution.classify import short_name
+from harness.attribution.decomposition import Check, ClassRow, Decomposition, Idle, Pass, load_decomposition
 from harness.errors import HarnessError
 from harness.launches import union_ns
 
@@ -58,6 +59,8 @@ def decompose(
     notes: Sequence[str] = (),
     more_checks: Sequence[Check] = (),
     gap_parts_ms: Mapping[str, float] | None = None,
+    gap_causes_ms: Mapping[str, float] | None = None,
+    idle: Sequence[Idle] | None = None,
     roles: pd.DataFrame | None = None,
     one_window: bool = True,
     structure: str = "",
@@ -72,6 +75,7 @@ def decompose(
     passes: every traced pass, this one included.
     more_checks: what the caller checked itself (results' hashes), put beside ours.
     gap_parts_ms: name → ms of the gap that tracer or driver took, not the host.
+    gap_causes_ms: the gap by cause (`gaps.CAUSES`). idle: the longest waits with their causes; None: without.
     roles: the same launches classed by role (a foreign trace); a second view, with ratios of its own.
     structure: what the graph holds, where no plan says it.
     one_window: the reference was measured in this window; where it was not, its ratios are marked.
@@ -135,6 +139,8 @@ def decompose(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         notes=list(notes),
         gap_parts_ms=dict(gap_parts_ms or {}),
+        gap_causes_ms=dict(gap_causes_ms or {}),
+        idle=list(idle) if idle is not None else gaps.largest(launches),
         roles=role_rows,
     )
     if isinstance(reference, Decomposition):
@@ -282,6 +288,13 @@ def headline(result: Decomposition) -> str:
     top_class = next(iter(result.by_class()))
     top = [r for r in result.classes if r.cls == top_class]
     ms = sum(r.sum_ms for r in top)
+    if lost := next((c for c in result.checks if c.name == "activity" and not c.ok), None):
+        return f"{lost.detail[:1].upper()}{lost.detail[1:]}."
+    if hole := result.hole:
+        return (
+            f"A hole of {_ms(hole.ms)} in {_ms(result.traced_wall_ms)}, between {short_name(hole.before)} and {short_name(hole.after)}: nothing was "
+            f"recorded in it. Outside of it {top_class} dominates with {_ms(ms)}, {ms / result.busy_ms:.1%} of busy; choose a window without it."
+        )
     if result.gap_ms > ms:
         return (
             f"The gap dominates: the device waits for {_ms(result.gap_ms)} of {_ms(result.traced_wall_ms)} "

@@ -69,6 +69,21 @@ class Outlier(_Model):
     start_ms: float
 
 
+class Idle(_Model):
+    """An interval in which the device ran nothing."""
+
+    ms: float
+    start_ms: float  # from the window's start
+    before: str  # the launch that ended last
+    after: str  # the launch that ended the wait
+    cause: str = ""  # one of `gaps.CAUSES`, where calls were recorded
+
+
+def is_hole(longest: float, next_longest: float, wall: float) -> bool:
+    """True for a wait above half the wall and ten times the next one: nobody launches so, something ended or is missing."""
+    return longest > wall / 2 and longest > 10 * next_longest
+
+
 class Pass(_Model):
     """One traced forward. None is ever deleted; `table` marks the one that the rows describe."""
 
@@ -114,12 +129,24 @@ class Decomposition(_Model):
     created: str = ""
     notes: list[str] = []
     gap_parts_ms: dict[str, float] = {}  # of the gap: what tracer and driver took, by name; the rest is the host's
+    idle: list[Idle] = []  # the longest waits of the device, the longest first
+    gap_causes_ms: dict[str, float] = {}  # the gap by cause (`gaps.CAUSES`), where calls were recorded
     roles: list[ClassRow] = []  # the same launches by role, where a foreign engine's launch order told them
 
     @property
     def ok(self) -> bool:
         """True when every check passed."""
         return all(check.ok for check in self.checks)
+
+    @property
+    def hole(self) -> Idle | None:
+        """The device's longest wait where it is a hole (`is_hole`), else None."""
+        waits = [idle.ms for idle in self.idle[:2]]
+        return (
+            self.idle[0]
+            if waits and is_hole(waits[0], waits[1] if len(waits) > 1 else 0.0, self.traced_wall_ms)
+            else None
+        )
 
     def check(self, name: str) -> Check:
         """The check of that name. Raises KeyError."""

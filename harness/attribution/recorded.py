@@ -16,7 +16,9 @@ import pandas as pd
 
 from engine.digest import sha256_of
 from harness import launches as table_of
+from harness.attribution import gaps
 from harness.attribution.classify import Match, classify_launches, load_rules
+from harness.attribution.recording import Seen, checks_of, notes_of
 from harness.errors import HarnessError
 from harness.sources.trace import Trace
 
@@ -81,6 +83,8 @@ def load_recorded(
         window = _occurrence(table, occurrence, path, notes)
     else:
         window = Window(table, [(int(table["start_ns"].min()), int(table["end_ns"].max()))])
+    seen = Seen(trace, device, window.spans, whole=range_ is None and occurrence is None)
+    notes += notes_of(trace.found)
     gap_parts = window.overheads(trace.overheads, notes)
     table, wall_ns = window.closed()
     if (table["class"] != "").any() and not rules:
@@ -94,6 +98,8 @@ def load_recorded(
         "device": trace.gpus.get(device, f"device {device}"),
         "notes": notes,
         "gap_parts_ms": gap_parts,
+        "more_checks": checks_of(seen),
+        **_gap(seen, table),
         "provenance": {"trace": path.name, "trace_sha256": sha256_of(path), "gpu": trace.gpus.get(device, "")},
     }
     recorded = Recorded(table, wall_ns, about, matches=matches)
@@ -237,6 +243,19 @@ class Window:
                     f"window, {parts[name]:.3f} ms of it while the device waits: part of the gap, not the host's"
                 )
         return parts
+
+
+def _gap(seen: Seen, table: pd.DataFrame) -> dict[str, Any]:
+    """The gap by cause, and the longest waits of the window's launches (`table`, closed), as `decompose` takes them."""
+    rows, calls, call = seen.rows(), seen.trace.found.calls, seen.trace.found.call
+    if (
+        calls is None or call is None or len(rows) != len(table)
+    ):  # a range's launches among others' have gaps of their own
+        return {}
+    every = seen.trace.launches
+    start, end = every["start_ns"].to_numpy()[rows], every["end_ns"].to_numpy()[rows]
+    parts, cause = gaps.attribute(start, end, call[rows], calls, seen.trace.overheads, seen.spans)
+    return {"gap_causes_ms": parts, "idle": gaps.largest(table, cause)}
 
 
 def _cut(a: int, b: int, spans: list[tuple[int, int]]) -> list[tuple[int, int]]:

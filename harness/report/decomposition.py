@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from harness.attribution.checks import CEILING_SLACK
+from harness.attribution.classify import short_name
 from harness.attribution.decompose import headline
 from harness.attribution.decomposition import ClassRow, Decomposition
 from harness.report.markdown import templates
@@ -225,9 +226,29 @@ def _print_below(result: Decomposition, console: Console) -> None:
         mark = Text("ok", style="green") if check.ok else Text("FAILED", style="bold red")
         rows.append([mark, Text(check.name), Text(check.detail, style="dim" if check.ok else "red")])
     rows.append([Text("on"), Text(), Text(provenance_line(result), style="dim")])
+    rows += [[Text(name), Text(), Text(line)] for name, line in gap_lines(result)]
     for note in filter(None, [above_roof(result), *result.notes]):
         rows.append([Text("note", style="yellow"), Text(), Text(note)])
     print_table(["<", "<", "<"], rows, between=1, console=console)
+
+
+def gap_lines(result: Decomposition) -> list[tuple[str, str]]:
+    """(name, line): the gap by cause where calls tell it, and the longest waits where the gap is worth a look (2 % of the
+    wall)."""
+    lines = []
+    causes = [f"{cause} {clock(ms)}" for cause, ms in result.gap_causes_ms.items() if ms >= 5e-4]
+    if causes:
+        lines.append(("gap", ", ".join(causes)))
+    if result.regime == "recorded" and result.gap_ms >= 0.02 * result.traced_wall_ms:
+        for idle in [i for i in result.idle[:3] if i.ms >= 0.02 * result.gap_ms]:
+            cause = f", {idle.cause}" if idle.cause else ""
+            lines.append(
+                (
+                    "idle",
+                    f"{clock(idle.ms)} at {idle.start_ms:,.3f} ms, {short_name(idle.before)} → {short_name(idle.after)}{cause}",
+                )
+            )
+    return lines
 
 
 def provenance_line(result: Decomposition) -> str:

@@ -70,7 +70,7 @@ def read_integers(database: Path, table: str, select: list[str], where: str = ""
     parts = [part for part, row in zip(parts, last, strict=True) if row]
     if not parts:
         return [np.empty(0, np.int64) for _ in select]
-    sql = f"SELECT {', '.join(select)}, rowid {within}"
+    sql = f"SELECT {', '.join(select)}, rowid {within} ORDER BY rowid"
     with ThreadPoolExecutor(len(parts)) as threads:
         found = list(threads.map(lambda part: _read(uri, sql.format(*part)), parts))
     for batches, end in zip(found, ends, strict=True):
