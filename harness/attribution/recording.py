@@ -74,7 +74,7 @@ def records(found: Findings) -> Check:
     share = lost / found.records if found.records else 0.0
     errors = [d for d in found.diagnostics if d.severity == "error" or d.dropped]
     said = [
-        f"{bad.count} of {found.records} device records {bad.reason}, left out, first {bad.first}"
+        f"{bad.count:,} of {found.records:,} device records {bad.reason} {'was' if bad.count == 1 else 'were'} left out, first {bad.first}"
         for bad in found.left_out
     ]
     said += [f"the profiler says: {d.text}" for d in errors[:4]]

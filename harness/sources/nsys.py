@@ -61,6 +61,11 @@ _FIELDS: dict[str, int | None] = {
 """Columns of every activity table, and what stands for one that is missing; None: a record needs it."""
 _SHAPE = {"gridX": 0, "gridY": 0, "gridZ": 0, "blockX": 0, "blockY": 0, "blockZ": 0, "registersPerThread": -1,
           "staticSharedMemory": 0, "dynamicSharedMemory": 0}  # fmt: skip
+_PACKS = (
+    {"gridX": 31, "gridY": 16, "gridZ": 16},
+    {"blockX": 11, "blockY": 11, "blockZ": 8, "registersPerThread": 10, "staticSharedMemory": 21},
+)
+"""Columns that are read as one number: grids are at most 2³¹ − 1 by 65,535 by 65,535, blocks 1,024 by 1,024 by 64 threads."""
 
 COPY_KINDS = {
     1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA", 6: "AtoD", 7: "DtoA", 8: "DtoD", 9: "HtoH", 10: "PtoP",
@@ -327,7 +332,7 @@ class Export:
             raise HarnessError(f"{self.path}: table {table} has no column {min(missing)!r}; {_NOT_TRACED}.")
         present = {c: (0 if c == "deviceId" and default is None and c not in columns else default)
                    for c, default in wanted.items() if c in columns}  # fmt: skip
-        read = read_columns(self.database, self.tables[table], present)
+        read = read_columns(self.database, self.tables[table], present, packs=_PACKS)
         _note_bad(read, table, bad, self._unknown)
         n = len(read.columns["start"])
         if n == 0:
@@ -371,20 +376,36 @@ class Export:
         kinds = {i: kind for i, name in named if isinstance(i, int) and (kind := call_kind(str(name))) != Call.OTHER}
         if not kinds:
             return None
-        where = f"nameId IN ({', '.join(map(str, kinds))})"
-        if "returnValue" in columns:
-            where += " AND ifnull(returnValue, 0) = 0"  # a call that failed launches nothing
-        wanted: dict[str, int | None] = {"start": None, "end": None, "correlationId": -1, "nameId": None}
-        read = read_columns(
-            self.database, self.tables[RUNTIME], wanted | ({"globalTid": 0} if "globalTid" in columns else {}), where
-        )
-        got = read.columns
+        launching = {i for i, kind in kinds.items() if kind in (Call.LAUNCH, Call.LAUNCH_EX, Call.GRAPH)}
+        # A driver's call can lie inside a runtime's, which their ends tell; they cost a read that is else not needed.
+        layered = len({str(name)[:4] == "cuda" for i, name in named if i in launching}) > 1
+        waiting = {i for i, kind in kinds.items() if kind in (Call.WAIT, Call.BLOCKING_COPY)}
+        parts = [
+            self._calls_of(set(kinds) - waiting, columns, with_end=layered),
+            self._calls_of(waiting, columns, with_end=True),
+        ]
+        got = {key: np.concatenate([p[key] for p in parts]) for key in parts[0]}
         if len(got["start"]) == 0:
             return None
         code, ids = pd.factorize(got["nameId"])
         kind = np.array([kinds[int(i)] for i in ids], np.int64)[code]
-        thread = got.get("globalTid", np.zeros(len(kind), np.int64))
-        return Calls(got["start"], got["end"], thread, _process_of(thread), got["correlationId"], kind)
+        return Calls(
+            got["start"], got["end"], got["globalTid"], _process_of(got["globalTid"]), got["correlationId"], kind
+        )
+
+    def _calls_of(self, ids: set[int], columns: set[str], *, with_end: bool) -> dict[str, np.ndarray]:
+        """Columns of the runtime calls of these names that did not fail; without their ends these are their starts."""
+        wanted: dict[str, int | None] = {"start": None, "correlationId": -1, "nameId": None}
+        wanted |= {"end": None} if with_end else {}
+        wanted |= {"globalTid": 0} if "globalTid" in columns else {}
+        if not ids:
+            return {key: np.empty(0, np.int64) for key in (*wanted, "end", "globalTid")}
+        where = f"nameId IN ({', '.join(map(str, sorted(ids)))})"
+        if "returnValue" in columns:
+            where += " AND ifnull(returnValue, 0) = 0"  # a call that failed launches nothing
+        packs = [{"correlationId": 40, "nameId": 23}] if min(ids) >= 0 and max(ids) < 1 << 23 else []
+        got = read_columns(self.database, self.tables[RUNTIME], wanted, where, packs).columns
+        return {"end": got["start"], "globalTid": np.zeros(len(got["start"]), np.int64)} | got
 
     def _diagnostics(self) -> list[Diagnostic]:
         """The profiler's own errors, warnings, and whatever says that records were lost, each once."""

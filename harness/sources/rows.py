@@ -6,7 +6,7 @@ Where a value is none, `read_columns` reads the table a second time, row by row,
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,19 +31,53 @@ class Rows:
     bad_values: list[tuple[int, str]]  # (rowid, column) of values that were replaced by the column's default
 
 
-def read_columns(database: Path, table: str, wanted: Mapping[str, int | None], where: str = "") -> Rows:
+def read_columns(
+    database: Path,
+    table: str,
+    wanted: Mapping[str, int | None],
+    where: str = "",
+    packs: Sequence[dict[str, int]] = (),
+) -> Rows:
     """Integer columns of a table in rowid order. wanted: column → what stands for a missing or wrong value; None: a row
     without a whole number there is left out.
 
-    A whole number is an integer of 64 bits, also spelled as text or as a real. Raises sqlite3.DatabaseError for a
-    damaged file.
+    A whole number is an integer of 64 bits, also spelled as text or as a real. packs: columns that travel as one number,
+    with the bits that each has (by the hardware's own limits), the first in the highest: fewer values are a faster read.
+    Raises sqlite3.DatabaseError for a damaged file.
     """
-    select = [f'"{name}"' if default is None else f'ifnull("{name}", {default})' for name, default in wanted.items()]
+    packs = [pack for pack in packs if set(pack) <= set(wanted)]
+    alone = [name for name in wanted if not any(name in pack for pack in packs)]
     try:
-        values = read_integers(database, table, select, where)
-        return Rows(dict(zip(wanted, values, strict=True)), [], [])
+        values = read_integers(
+            database, table, [_or_default(n, wanted[n]) for n in alone] + [_packed(p) for p in packs], where
+        )
+        columns = dict(zip(alone, values, strict=False))
+        for pack, code in zip(packs, values[len(alone) :], strict=True):
+            columns |= _unpacked(pack, code)
+        return Rows(columns, [], [])
     except TypeError:
         return _row_by_row(database, table, wanted, where)
+
+
+def _or_default(column: str, default: int | None) -> str:
+    return f'"{column}"' if default is None else f'ifnull("{column}", {default})'
+
+
+def _packed(pack: dict[str, int]) -> str:
+    """One number of several: a product and a sum, which are no integer where a value is none, is missing or overflows."""
+    shift, terms = 0, []
+    for name, bits in reversed(pack.items()):
+        terms.append(f'"{name}" * {1 << shift}')
+        shift += bits
+    return " + ".join(terms)
+
+
+def _unpacked(pack: dict[str, int], code: np.ndarray) -> dict[str, np.ndarray]:
+    found, shift, first = {}, 0, next(iter(pack))
+    for name, bits in reversed(pack.items()):
+        found[name] = code >> shift if name == first else (code >> shift) & ((1 << bits) - 1)
+        shift += bits
+    return found
 
 
 def read_integers(database: Path, table: str, select: list[str], where: str = "") -> list[np.ndarray]:
