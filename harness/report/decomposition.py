@@ -18,7 +18,7 @@ from harness.attribution.decompose import headline
 from harness.attribution.decomposition import ClassRow, Decomposition
 from harness.report.markdown import templates
 from harness.report.table import print_table, say
-from harness.report.words import WALL, in_one_unit
+from harness.report.words import WALL, clock, in_one_unit
 
 BAR_CELLS = 10
 

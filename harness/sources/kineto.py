@@ -206,7 +206,7 @@ def _trace(columns: _Columns, path: Path) -> tuple[Trace, int]:
     if columns.syncs:
         notes.append(f"{columns.syncs} synchronisation events on device rows are not launches and were left out")
     overheads = {name: np.array(spans, np.int64) - zero for name, spans in columns.overheads.items()}
-    return Trace(table, int(end.max()) - zero, "kineto", notes, gpus, overheads, found), zero
+    return Trace(table, int(end.max()) - zero, "kineto", notes, gpus, overheads, found=found), zero
 
 
 def _calls(columns: _Columns) -> Calls:

@@ -312,7 +312,7 @@ class Export:
             )
         wall = int(end.max()) - zero
         overheads = {name: spans - zero for name, spans in self.overheads(zero, zero + wall).items()}
-        return Trace(table, wall, "nsys", notes, self.gpus, overheads, found), process
+        return Trace(table, wall, "nsys", notes, self.gpus, overheads, found=found), process
 
     def _activity(self, table: str, bad: dict[str, LeftOut]) -> dict[str, np.ndarray] | None:
         """Columns of one activity table, or None where it is absent or empty; what it cannot use is added to `bad`."""

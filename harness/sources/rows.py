@@ -97,7 +97,9 @@ def read_integers(database: Path, table: str, select: list[str], where: str = ""
         parts = [(low, middle), (middle + 1, high)] if middle < high else [(low, high)]
         within = f'FROM "{table}" WHERE rowid BETWEEN {{}} AND {{}}' + (f" AND {where}" if where else "")
         # From the end backwards to the first row that counts.
-        last = [db.execute(f"SELECT rowid {within.format(*part)} ORDER BY rowid DESC LIMIT 1").fetchone() for part in parts]
+        last = [
+            db.execute(f"SELECT rowid {within.format(*part)} ORDER BY rowid DESC LIMIT 1").fetchone() for part in parts
+        ]
     finally:
         db.close()
     ends = [row[0] for row in last if row]
