@@ -50,15 +50,17 @@ _SECRET_WORD = (
     r"|auth(?:orization)?|cookie|signature|license|client[_-]?secret|webhook(?:[_-]?url)?|dsn|connection[_-]?string|account[_-]?key"
     r"|(?<=[_-])(?:key|pass|pat|sas))"
 )
-_SECRET_KEY = re.compile(rf"(?:.*[^A-Za-z0-9])?(?:[A-Za-z0-9]*?){_SECRET_WORD}(?:[_-]?\d+)?", re.IGNORECASE)
+_SECRET_KEY = re.compile(rf"{_SECRET_WORD}(?:[_-]?\d+)?$", re.IGNORECASE)
+# A name is found by its end, which keeps the search linear in the text; a flag takes its value after a space.
 _NAMED = re.compile(
-    rf"(?P<name>(?<![\w-])(?:--?)?[\w.-]*?{_SECRET_WORD}(?:[_-]?\d+)?)(?P<q1>\\*[\"']?)(?P<by>\s*(?:=>|[:=])\s*|(?<=\w)\s+(?=\S))"
+    rf"(?P<name>{_SECRET_WORD}(?:[_-]?\d+)?)(?P<q1>\\*[\"']?)(?P<by>\s*(?:=>|[:=])\s*|(?<=\w)\s+(?=\S))"
     r"(?P<value>\\+\"(?:(?!\\+\").)*\\+\"|\"(?:[^\"\\]|\\.)*\"|\\*'[^']*'|\\*[\"']\S*|[^\s\"',;&)}\]]+)",
     re.IGNORECASE,
 )
+_FLAG = re.compile(r"(?:^|[\s\"'])--?[\w.-]*$")
 _BEARER = re.compile(r"\b(?P<word>bearer)\s+(?P<value>[\w.~+/=-]{6,})", re.IGNORECASE)
 _HEADER = re.compile(r"\b(?P<word>(?:proxy-)?authorization\"?\s*[:=]\s*\"?)(?:(?:basic|bearer|token|digest|negotiate)\s+)?[^\s\"',;]+", re.IGNORECASE)  # fmt: skip
-_USERINFO = re.compile(r"(?P<scheme>\b[A-Za-z][A-Za-z0-9+.-]*://)[^\s/@\"']+@")
+_USERINFO = re.compile(r"(?P<scheme>\b[A-Za-z][A-Za-z0-9+.-]{0,15}://)[^\s/@\"']+@")
 
 _EMAIL = re.compile(r"(?<![\w.+-])[\w.+-]+@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*\.[A-Za-z]{2,}(?![\w-])")
 _IPV4 = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w]|\.\d)")
@@ -101,7 +103,7 @@ def without_secrets(text: str) -> str:
 def _named(match: re.Match[str]) -> str:
     name, by, value = match["name"], match["by"], match["value"]
     bare = value.strip("\\\"'")
-    if by.isspace() and not name.startswith("-"):
+    if by.isspace() and not _FLAG.search(match.string[max(0, match.start() - 48) : match.start()]):
         return match[0]  # prose: "the token embedding"; a flag takes the next word
     if not bare or bare == GONE or bare.lower() in ("true", "false", "none", "null"):
         return match[0]
@@ -140,7 +142,7 @@ def clean_json(value: Any) -> Any:
 
 def is_secret_key(name: str) -> bool:
     """Whether a variable, option or JSON key of this name holds a credential: HF_TOKEN, dbPassword, aws-secret-key."""
-    return _SECRET_KEY.fullmatch(name) is not None
+    return _SECRET_KEY.search(name) is not None
 
 
 def _is_ipv4(match: re.Match[str]) -> bool:

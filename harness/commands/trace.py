@@ -132,7 +132,7 @@ def _short(name: str) -> str:
     help="Where the scrubbed export goes; may be FILE itself.",
 )
 def scrub(file: Path, output: Path) -> int:
-    """Copy an nsys export without environment variables, user, host and process names."""
+    """Copy an nsys export without environment, user, host and process names, credentials, addresses and homes."""
     from harness.files import check_writable
     from harness.report.table import say
     from harness.sources.scrub import scrub as scrub_export
