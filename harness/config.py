@@ -405,7 +405,7 @@ class _Positions:
                 inner = (*loc, str(key.value))
                 if inner in self.document.where and self.document.where[inner][1] != key.start_mark.line + 1:
                     raise HarnessError(
-                        f"{self.document.file}:{key.start_mark.line + 1}: key {'.'.join(inner)!r} is given twice; keep one."
+                        f"{self.document.file}:{key.start_mark.line + 1}: key {one_line('.'.join(inner), 120)!r} is given twice; keep one."
                     )
                 self.document.where[inner] = (self.document.file, key.start_mark.line + 1)
                 self.visit(value, inner)
@@ -416,7 +416,7 @@ class _Positions:
         elif bad := _UNPRINTABLE.search(node.value):
             raise HarnessError(f"{line}: a text holds the character U+{ord(bad[0]):04X}, which no name or path can have; remove it.")  # fmt: skip
         elif node.tag.endswith(":float") and not isfinite(float(node.value.replace("_", "").replace(".inf", "inf").replace(".nan", "nan"))):  # fmt: skip
-            raise HarnessError(f"{line}: {node.value!r} is no finite number; give one.")
+            raise HarnessError(f"{line}: {one_line(node.value, 80)!r} is no finite number; give one.")
         self.open.pop()
 
 
@@ -434,7 +434,8 @@ def _validate(model: type[ModelT], document: _Document, extra: dict[str, Any]) -
     except ValidationError as error:
         # An unknown key is the commonest slip and often the cause of the others, so it is told first.
         errors = sorted(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
-        raise HarnessError(_sentence(model, document, errors[0])) from None
+        sentence = _sentence(model, document, errors[0])
+        raise HarnessError(sentence if len(sentence) < 900 else f"{sentence[:900]}…") from None
 
 
 def _sentence(model: type[BaseModel], document: _Document, error: Any) -> str:
