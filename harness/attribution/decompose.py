@@ -60,6 +60,8 @@ def decompose(
     gap_parts_ms: Mapping[str, float] | None = None,
     roles: pd.DataFrame | None = None,
     one_window: bool = True,
+    prefills: int | None = None,
+    prefill_walls_ns: Sequence[int] | None = None,
 ) -> Decomposition:
     """Attributes a traced window of `wall_ns` to classes.
 
@@ -73,6 +75,8 @@ def decompose(
     gap_parts_ms: name → ms of the gap that tracer or driver took, not the host.
     roles: the same launches classed by role (a foreign trace); a second view, with ratios of its own.
     one_window: the reference was measured in this window; where it was not, its ratios are marked.
+    prefills: how many prefills `tokens` are of; None: one, or nobody knows.
+    prefill_walls_ns: of each prefill in a recorded window; empty where nothing tells what one is: then there is no tok/s.
 
     Raises HarnessError for an empty table, several devices, or a wall that is not positive. A check that fails does
     not raise: it is in the result.
@@ -118,7 +122,8 @@ def decompose(
         busy_ms=busy_ns / 1e6,
         gap_ms=(wall_ns - busy_ns) / 1e6,
         overlap_ms=(total_ns - busy_ns) / 1e6,
-        tok_per_s=tokens / wall * 1e9 if tokens else None,
+        tok_per_s=_tok_per_s(tokens, prefills or 1, wall, None if walls else prefill_walls_ns),
+        prefills=prefills,
         band_tok_per_s=[tokens / max(walls) * 1e9, tokens / min(walls) * 1e9] if tokens and walls else None,
         launches=len(launches),
         classes=rows,
@@ -162,6 +167,15 @@ def decompose(
         result.checks.insert(1, checks.plan_executed(launches, plan))
     result.checks.extend(more_checks)
     return result
+
+
+def _tok_per_s(tokens: int | None, prefills: int, wall_ns: float, each_ns: Sequence[int] | None) -> float | None:
+    """Of one prefill: the median one of a window that holds several; None where nobody knows what one is."""
+    if not tokens:
+        return None
+    if each_ns is None:
+        return tokens / wall_ns * 1e9 if prefills == 1 else None
+    return tokens / prefills / median(each_ns) * 1e9 if each_ns else None
 
 
 def _rows(

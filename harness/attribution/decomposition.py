@@ -85,6 +85,7 @@ class Decomposition(_Model):
 
     schema_: Literal["decomposition/1"] = Field(default="decomposition/1", alias="schema")
     tokens: int | None = None
+    prefills: int | None = None  # that the tokens are of, in a recorded window; None: one, or nobody knows
     model: str = ""
     source: str = ""  # host, cupti, nsys, kineto
     device: str = ""
@@ -95,7 +96,7 @@ class Decomposition(_Model):
     busy_ms: float = Field(ge=0)
     gap_ms: float
     overlap_ms: float
-    tok_per_s: float | None = None
+    tok_per_s: float | None = None  # of one prefill
     band_tok_per_s: list[float] | None = None  # [slowest, fastest] untraced run
     launches: int
     classes: list[ClassRow]

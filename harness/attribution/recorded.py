@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,8 @@ import pandas as pd
 
 from engine.digest import sha256_of
 from harness import launches as table_of
-from harness.attribution.classify import Match, classify_launches, load_rules
+from harness.attribution.classify import Match, Rules, classify_launches, load_rules
+from harness.attribution.decomposition import Check
 from harness.errors import HarnessError
 from harness.sources.trace import Trace
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from engine.geometry import Geometry
+    from harness.attribution.roles import Attributed
 
 
 @dataclass
@@ -57,17 +60,20 @@ def load_recorded(
     tail: str | None = None,
     tokens: int | None = None,
     source: str = "auto",
+    with_upload: bool = False,
 ) -> Recorded:
     """Reads, cuts, classifies and, with a geometry, attributes a trace.
 
     device: CUDA ordinal; needed where the trace holds several. range_: an NVTX range or profiler annotation.
-    occurrence: the K-th prefill by the repeating launch sequence, or with a range the K-th of that name, from 1.
+    occurrence: the K-th whole prefill by the repeating launch sequence, or with a range the K-th of that name, from 1.
     gguf: a GGUF file or a geometry preset. tail: what the last layer computes; llama.cpp's names mean ffn_last_row, others full.
+    tokens: of one prefill. with_upload: keep the model's upload in the window, which a `gguf` leaves out of it.
 
     Raises HarnessError (one sentence) for a file that cannot be read, several devices without a choice, a window that is
     not there, and rules that are wrong.
     """
     named = load_rules(rules)
+    geometry = geometry_of(gguf) if gguf is not None else None
     trace, inside = _read(path, source, range_)
     table, device = _one_device(trace.launches, device, path)
     if table["kind"].isin(["memcpy", "memset"]).all():
@@ -75,31 +81,132 @@ def load_recorded(
             f"{path} holds no kernel on device {device}, only {len(table)} copies and memsets; record a window in which the forward runs."
         )
     notes = list(trace.notes)
-    if range_ is not None:
-        window = _ranges(trace.launches, inside, device, range_, occurrence, notes)
-    elif occurrence is not None:
-        window = _occurrence(table, occurrence, path, notes)
-    else:
-        window = Window(table, [(int(table["start_ns"].min()), int(table["end_ns"].max()))])
-    gap_parts = window.overheads(trace.overheads, notes)
-    table, wall_ns = window.closed()
-    if (table["class"] != "").any() and not rules:
-        matches: dict[tuple[str, str], Match] = {}  # saved by ourselves: attributed by tag, better than by name
-    else:
-        table, matches = classify_launches(table, named)
+    window, matches = _window(trace, inside, table, device, path, named, rules, range_, occurrence, geometry, notes)
     about: dict[str, Any] = {
         "tokens": tokens,
         "model": "",
         "source": trace.source,
         "device": trace.gpus.get(device, f"device {device}"),
         "notes": notes,
-        "gap_parts_ms": gap_parts,
         "provenance": {"trace": path.name, "trace_sha256": sha256_of(path), "gpu": trace.gpus.get(device, "")},
     }
-    recorded = Recorded(table, wall_ns, about, matches=matches)
-    if gguf is not None:
-        _attribute(recorded, geometry_of(gguf), tokens, tail)
+    recorded = Recorded(window.launches, 0, about, matches=matches)
+    told = _attribute(recorded, geometry, tokens, tail) if geometry is not None else None
+    window.launches = recorded.launches
+    if about.get("prefill_walls_ns") == []:
+        pass  # the trace contradicts the tokens that were given
+    elif range_ is None and occurrence is None:
+        window = _prefills(recorded, window, told, geometry, tokens, with_upload=with_upload)
+    elif len(window.spans) > 1 and tokens:
+        about["prefill_walls_ns"] = []
+        notes.append(f"no tok/s: the window joins {len(window.spans)} ranges; choose one with --occurrence")
+    about["gap_parts_ms"] = window.overheads(trace.overheads, notes)
+    recorded.launches, recorded.wall_ns = window.closed()
     return recorded
+
+
+def _window(trace: Trace, inside: list[tuple[str, np.ndarray]], table: pd.DataFrame, device: int, path: Path, named: Rules,
+            rules: Sequence[Path] | None, range_: str | None, occurrence: int | None, geometry: Geometry | None,
+            notes: list[str]) -> tuple[Window, dict[tuple[str, str], Match]]:  # fmt: skip
+    """The window that was asked for, classified by family, and what each name was found to be."""
+    if range_ is not None:
+        window = _ranges(trace.launches, inside, device, range_, occurrence, notes)
+        window.launches, matches = _classified(window.launches, named, rules)
+        return window, matches
+    table, matches = _classified(table, named, rules)
+    if occurrence is not None:
+        return _occurrence(table, occurrence, path, notes, geometry.layers if geometry else None), matches
+    return Window(table, [(int(table["start_ns"].min()), int(table["end_ns"].max()))]), matches
+
+
+def _classified(
+    table: pd.DataFrame, named: Rules, rules: Sequence[Path] | None
+) -> tuple[pd.DataFrame, dict[tuple[str, str], Match]]:
+    """By family; a table saved by ourselves keeps its classes: attributed by tag, better than by name."""
+    if (table["class"] != "").any() and not rules:
+        return table, {}
+    return classify_launches(table, named)
+
+
+UPLOAD = 0.5
+"""Copies to the device ahead of the first prefill that hold at least half of the model's bytes are its upload."""
+
+
+def _prefills(recorded: Recorded, window: Window, told: Attributed | None, geometry: Geometry | None, tokens: int | None,
+              *, with_upload: bool) -> Window:  # fmt: skip
+    """The prefills of a whole recording: how many, how long each, and without the model's upload ahead of the first.
+
+    Fills `about`: tokens (of all of them), prefills, prefill_walls_ns (empty: nothing tells what one is).
+    """
+    from harness.attribution.occurrences import find_repeats
+
+    about, notes, table = recorded.about, recorded.notes, window.launches
+    if told is None and tokens is None:
+        return window
+    repeats = find_repeats(table, geometry.layers if geometry else None)
+    found = repeats.prefills
+    if told is not None and len(found) != told.prefills:
+        edges = [*told.first_rows, len(table)]
+        found = [np.arange(a, b) for a, b in pairwise(edges)]
+        found[0] = np.arange(_cut_before(table, edges[0]), edges[1])
+    start, end = table["start_ns"].to_numpy(), table["end_ns"].to_numpy()
+    if found:
+        about["prefills"] = len(found)
+        about["prefill_walls_ns"] = [int(end[rows].max() - start[rows].min()) for rows in found]
+        about["tokens"] = (told.tokens if told else tokens or 0) * len(found)
+        if len(found) > 1:
+            notes.append(
+                f"{len(found)} prefills in the window: tok/s is the median one's; --occurrence 1 to {len(found)} chooses one"
+            )
+    elif repeats.everything and repeats.count > 1:
+        about["prefill_walls_ns"] = []
+        notes.append(
+            f"no tok/s: the launch sequence repeats {repeats.count} × and nothing runs once, so layers of one prefill and several "
+            "prefills look alike; name one with --occurrence and --gguf (which counts layers), or with --range"
+        )
+    if geometry is None or told is None:
+        return window
+    first = int(found[0][0])
+    ahead = table.iloc[:first]
+    copies = ahead[ahead["name"].str.contains("HtoD")]
+    copied = int(copies["bytes"].fillna(0).sum())
+    if copied < UPLOAD * model_bytes(geometry):
+        return window
+    ms = (copies["end_ns"] - copies["start_ns"]).sum() / 1e6
+    upload = f"a model upload ahead of the first prefill ({len(copies)} copies, {copied / 1e9:.2f} GB, {ms:,.1f} ms)"
+    if with_upload:
+        notes.append(f"{upload} is in the window, as asked")
+        return window
+    notes.append(f"{upload} is left out of the window with all that ran before the prefill; --with-upload keeps it")
+    if recorded.roles is not None:
+        recorded.roles = recorded.roles.iloc[first:].reset_index(drop=True)
+    rest = recorded.launches.iloc[first:].reset_index(drop=True)
+    return Window(rest, [(int(rest["start_ns"].min()), int(rest["end_ns"].max()))])
+
+
+def _cut_before(table: pd.DataFrame, row: int) -> int:
+    """Where a prefill starts whose first kernel is `row`: its inputs' copies, cut off where the device waits longest."""
+    kinds = table["kind"].to_numpy(object)
+    low = row
+    while low > 0 and kinds[low - 1] != "kernel":
+        low -= 1
+    if low == 0 and row == 0:
+        return 0
+    start = table["start_ns"].to_numpy()
+    reach = np.maximum.accumulate(table["end_ns"].to_numpy())
+    between = np.arange(max(low, 1), row + 1)
+    return int(between[np.argmax(start[between] - reach[between - 1])]) if len(between) else row
+
+
+def model_bytes(geometry: Geometry) -> int:
+    """Bytes of the model's matrices as its file stores them."""
+    from engine.plan import element_bytes
+
+    total = 0
+    for tensor, kind in geometry.weight_types.items():
+        n, k = geometry.matrix_shape(tensor)
+        total += element_bytes(kind, n * k)
+    return total
 
 
 def read_trace(path: Path, source: str = "auto") -> Trace:
@@ -244,13 +351,20 @@ def _without(spans: list[tuple[int, int]], taken: list[tuple[int, int]]) -> list
     return left
 
 
-def _occurrence(table: pd.DataFrame, k: int, path: Path, notes: list[str]) -> Window:
-    from harness.attribution.occurrences import find_occurrences
+def _occurrence(table: pd.DataFrame, k: int, path: Path, notes: list[str], layers: int | None) -> Window:
+    """The K-th whole prefill of a classified table. Raises HarnessError where there are not as many, or only one."""
+    from harness.attribution.occurrences import find_repeats
 
-    found = find_occurrences(table)
-    if not found:
+    repeats = find_repeats(table, layers)
+    found = repeats.prefills
+    if not found and not repeats.count:
         raise HarnessError(
             f"no launch sequence repeats in {path}, so there is no --occurrence {k}; name an NVTX --range instead."
+        )
+    if not found:
+        raise HarnessError(
+            f"{path} holds one prefill as far as its launches tell ({repeats.why_none()}), so there is no --occurrence {k}; leave it "
+            f"out{'' if layers else ', give --gguf where there are several prefills'}, or name an NVTX --range."
         )
     if k > len(found):
         raise HarnessError(
@@ -312,11 +426,12 @@ def geometry_of(model: str) -> Geometry:
     return open_model(path).geometry
 
 
-def _attribute(recorded: Recorded, geometry: Geometry, tokens: int | None, tail: str | None) -> None:
-    """MACs, layers and roles from the ledger of `geometry`, in place."""
-    from harness.attribution.roles import RolesUnknown, apportion, attribute, build
+def _attribute(recorded: Recorded, geometry: Geometry, tokens: int | None, tail: str | None) -> Attributed | None:
+    """MACs, layers and roles from the ledger of `geometry`, in place; None where the launches do not fit it."""
+    from harness.attribution.roles import RolesUnknown, attribute
 
-    about, notes = recorded.about, recorded.about["notes"]
+    about, notes = recorded.about, recorded.notes
+    given = tail is not None
     if tail is None:
         tail = "ffn_last_row" if _is_llama_cpp(recorded) else "full"
         notes.append(
@@ -326,26 +441,58 @@ def _attribute(recorded: Recorded, geometry: Geometry, tokens: int | None, tail:
     about["levers"] = {"tail": tail}
     try:
         told = attribute(recorded.launches, recorded.matches, geometry, tokens=tokens, tail=tail)
+        if _is_llama_cpp(recorded):
+            check_logits(recorded.launches, geometry)
     except RolesUnknown as why:
-        if tokens is None:
-            raise HarnessError(
-                f"roles do not follow from the launch order ({why}), and without them the trace does not tell its tokens; give --tokens."
-            ) from None
-        plan = build(geometry, tokens, tail)
-        recorded.launches = apportion(recorded.launches, plan, 1)
+        what = "--gguf, --tokens or --tail" if given else "--gguf or --tokens"
+        if why.contradicted:
+            about["prefill_walls_ns"] = []
+        about["more_checks"] = [
+            Check(
+                name="plan", ok=not why.contradicted,
+                detail=f"the ledger is not charged: {why}; give the {what} of this recording, or the window of one prefill"
+                if why.contradicted
+                else f"tokens and model as given, not checked: {why}",
+            )
+        ]  # fmt: skip
         notes.append(
-            f"no roles: {why}; GMAC are the ledger's of one prefill of {tokens} tokens per weight type and class (where the trace holds "
-            "several, choose one with --occurrence), and a single launch's share of them is by its duration"
+            f"no roles and no GMAC: {why}; "
+            + (
+                f"correct {what}, or choose one prefill with --occurrence or --range"
+                if why.contradicted
+                else "a rule file (--rules) can name the launches"
+            )
         )
-        return
+        return None
     recorded.launches, recorded.roles = told.launches, told.roles
     about["tokens"] = told.tokens * told.prefills
+    about["prefills"] = told.prefills
     gmac = told.plan.macs / 1e9
+    about["more_checks"] = [
+        Check(name="plan", ok=True, detail=f"{gmac * told.prefills:,.3f} GMAC booked once: {told.fits}")
+    ]
     chunks = f" in {len(told.chunks)} chunks of {_counted(told.chunks)} rows" if len(told.chunks) > 1 else ""
     notes.append(
-        f"{told.prefills} prefill{'s' if told.prefills > 1 else ''} of {told.tokens} tokens{chunks}, {gmac:,.1f} GMAC each; roles from launch order, "
-        "weight types checked against the ledger"
+        f"{told.prefills} prefill{'s' if told.prefills > 1 else ''} of {told.tokens} tokens{chunks}, {gmac:,.1f} GMAC each; roles from launch order"
     )
+    if told.stray:
+        notes.append(
+            f"products that are no matrix of the model are left without GMAC: {', '.join(n[:60] for n in told.stray)}"
+        )
+    return told
+
+
+def check_logits(launches: pd.DataFrame, geometry: Geometry) -> None:
+    """llama.cpp copies whole rows of f32 logits back: their size is a multiple of the vocabulary. Raises RolesUnknown."""
+    from harness.attribution.roles import RolesUnknown
+
+    back = launches.loc[launches["name"].str.contains("DtoH"), "bytes"].dropna()
+    last = int(back.iloc[-1]) if len(back) else 0
+    if last >= 4096 and last % (4 * geometry.vocab):
+        raise RolesUnknown(
+            f"the logits that are copied back are {last // 4} numbers, no rows of {geometry.name or 'the model'}'s {geometry.vocab} words",
+            contradicted=True,
+        )
 
 
 def _counted(chunks: list[int]) -> str:

@@ -14,7 +14,7 @@ from engine.plan import build_plan
 from harness import launches
 from harness.attribution.classify import classify_launches, load_rules
 from harness.attribution.occurrences import find_occurrences, repeating_run
-from harness.attribution.roles import Attributed, RolesUnknown, apportion, attribute, build
+from harness.attribution.roles import Attributed, RolesUnknown, attribute
 from harness.errors import HarnessError
 
 RULES = load_rules()
@@ -207,32 +207,6 @@ def test_a_trace_that_tells_no_rows_needs_tokens() -> None:
     with pytest.raises(HarnessError, match="give --tokens"):
         attributed(r, g)
     assert attributed(r, g, tokens=32).tokens == 32
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.lists(st.integers(1, 10**6), min_size=1, max_size=30), st.integers(1, 3))
-def test_apportioned_macs_sum_to_the_ledger_exactly(durations: list[int], prefills: int) -> None:
-    g = tiny()
-    names = [
-        "void mul_mat_q<(ggml_type)12, 128>(int)",
-        "ampere_fp16_s884gemm_128x64_nn",
-        "void flash_attn_ext_f16<64>(int)",
-    ]
-    end = np.cumsum(durations)
-    table = launches.from_columns(
-        name=[names[i % 3] for i in range(len(end))], kind=["kernel"] * len(end), start_ns=end - durations, end_ns=end,
-        device=np.zeros(len(end), np.int32), stream=np.zeros(len(end), np.int64),
-    )  # fmt: skip
-    plan = build(g, 50, "full")
-    booked = apportion(classify_launches(table, RULES)[0], plan, prefills)
-    q4 = sum(p.macs for op in plan for p in op.parts if p.weight_type == "q4_K")
-    weights = sum(p.macs for op in plan for p in op.parts)
-    sums = booked["macs"].fillna(0).groupby(booked["name"]).sum()
-    assert sums[names[0]] == q4 * prefills
-    if len(end) > 1:
-        assert sums[names[1]] == (weights - q4) * prefills
-    if len(end) > 2:
-        assert sums[names[2]] == (plan.macs - weights) * prefills
 
 
 # Occurrences
