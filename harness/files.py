@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -92,6 +93,28 @@ def append_line(path: Path, record: dict[str, Any]) -> None:
 def _encoded(text: str) -> bytes:
     """UTF-8 on every machine. A path that is not UTF-8 holds lone surrogates, which become escapes that JSON knows, too."""
     return text.encode("utf-8", "backslashreplace")
+
+
+def read_json(path: Path, hint: str) -> Any:
+    """JSON of a file as the standard has it: a number that is not finite is refused, as is nesting beyond reading.
+
+    Raises HarnessError, one sentence that ends in `hint` (what to do), for a file that is not there or is no such JSON.
+    """
+
+    def finite(text: str) -> float:
+        value = float(text)
+        if not math.isfinite(value):
+            raise ValueError(f"{text} is no finite number")
+        return value
+
+    try:
+        return json.loads(path.read_text(encoding="utf-8"), parse_constant=finite, parse_float=finite)
+    except FileNotFoundError:
+        raise HarnessError(f"{path} does not exist; {hint}.") from None
+    except RecursionError:
+        raise HarnessError(f"{path} is not readable JSON (nested too deeply); {hint}.") from None
+    except (OSError, ValueError) as error:
+        raise HarnessError(f"{path} is not readable JSON ({error}); {hint}.") from None
 
 
 def to_json(value: Any) -> str:

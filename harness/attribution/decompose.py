@@ -23,7 +23,15 @@ import numpy as np
 import pandas as pd
 
 from harness.attribution import checks
-from harness.attribution.decomposition import Check, ClassRow, Decomposition, Pass, load_decomposition
+from harness.attribution.decomposition import (
+    ROLES_ALONE,
+    Check,
+    ClassRow,
+    Decomposition,
+    Pass,
+    load_decomposition,
+    sound,
+)
 from harness.errors import HarnessError
 from harness.launches import union_ns
 
@@ -31,7 +39,7 @@ if TYPE_CHECKING:
     from engine.plan import Plan
     from harness.attribution.roofline import Ceilings
 
-__all__ = ["PARITY", "ClassRow", "Decomposition", "decompose", "load_decomposition"]
+__all__ = ["PARITY", "ClassRow", "Decomposition", "decompose", "load_decomposition", "sound"]
 
 PARITY = 1.10
 """A class within 10 % of its reference has no budget, however large its share."""
@@ -104,8 +112,8 @@ def decompose(
         levers = plan.levers.to_dict() if levers is None else levers
     role_rows = _rows(roles, start, end, busy_ns, ceilings) if roles is not None else []
     if reference is not None:
-        by_role = plan is not None and isinstance(reference, Decomposition) and bool(reference.roles)
-        _compare(rows, _by_role(reference) if by_role else reference, tokens)
+        ours_by_role = plan is not None or any(r.cls in ROLES_ALONE for r in rows)
+        _compare(rows, _by_role(reference) if ours_by_role else reference, tokens)
         _compare(role_rows, _by_role(reference), tokens)
     for row in [*rows, *role_rows]:
         row.budget_ms = budget_ms(row.sum_ms, row.ratio, row.sol)
@@ -150,7 +158,11 @@ def decompose(
                 f"~ the reference is of another window ({reference.created or 'undated'}, {reference.device or 'unknown device'}): "
                 "a ratio may be the machine's, not the code's"
             )
-        if tokens and reference.tokens == tokens:
+        if (result.roles or ours_by_role) and not reference.by_role:
+            result.notes.append(
+                "the reference knows no roles, and rows by role are compared with none of its classes: make it with --gguf"
+            )
+        if tokens and reference.tokens == tokens and (reference.prefills or 1) == (prefills or 1):
             result.vs_reference = reference.wall_ms / result.wall_ms
     result.config_hash = config_hash(result)
     outliers = checks.find_outliers(launches, plan)
@@ -265,10 +277,10 @@ def _compare(rows: list[ClassRow], reference: Decomposition | Mapping[str, float
 
 
 def _by_role(reference: Decomposition | Mapping[str, float]) -> Decomposition | Mapping[str, float]:
-    """The reference's rows by role, where it has that view: engines that hold the weights in different formats, under
-    different kernels, compare by what the work is for."""
-    if isinstance(reference, Decomposition) and reference.roles:
-        return reference.model_copy(update={"classes": reference.roles})
+    """The reference's rows by role, which rows by role are compared with and with nothing else: engines that hold the
+    weights in different formats, under different kernels, compare by what the work is for."""
+    if isinstance(reference, Decomposition):
+        return reference.model_copy(update={"classes": reference.by_role})
     return reference
 
 

@@ -6,15 +6,18 @@ untraced median, `gap_ms` the traced wall minus busy, and Σ `sum_ms` = busy + o
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from harness.errors import HarnessError
+from harness.files import read_json
 
 SCHEMA = "decomposition/1"
+ROLES_ALONE = ("gate_up", "down", "q_o", "k_v", "lm_head", "rope_kv", "tail")
+"""Classes that only a plan, or a launch order that fits one, can tell: a table that has one is by role."""
 
 
 class _Model(BaseModel):
@@ -122,12 +125,44 @@ class Decomposition(_Model):
         """True when every check passed."""
         return all(check.ok for check in self.checks)
 
+    def broken(self) -> list[str]:
+        """Why these figures are not to be built on: checks that failed, and sums that no longer hold. [] where they are.
+
+        Every figure that follows from others in the table is derived again, so that an edited one shows.
+        """
+        found = [f"its check {c.name} failed ({c.detail})" for c in self.checks if not c.ok]
+        total = self.busy_ms + self.overlap_ms
+        for what, rows in (("classes", self.classes), ("roles", self.roles)):
+            if rows or what == "classes":
+                found += _differs(f"its {what} sum to", sum(r.sum_ms for r in rows), total, "busy + overlap", SUMS)
+            if rows and sum(r.launches for r in rows) != self.launches:
+                found.append(f"its {what} have {sum(r.launches for r in rows)} launches, the table {self.launches}")
+            for row in rows:
+                found += _row_broken(row, self.busy_ms)
+        found += _differs("busy + gap is", self.busy_ms + self.gap_ms, self.traced_wall_ms, "the traced wall", SUMS)
+        if self.overlap_ms < -1e-6:
+            found.append(f"its overlap is {self.overlap_ms:.6g} ms")
+        if self.walls_ms:
+            found += _differs("the median of its walls is", median(self.walls_ms), self.wall_ms, "its wall")
+        if self.tok_per_s and self.tokens and self.walls_ms:
+            found += _differs("tokens / wall is", self.tokens / self.wall_ms * 1e3, self.tok_per_s, "its tok/s")
+        if self.floor_ms is not None:
+            found += _differs(
+                "its floors sum to", sum(r.floor_ms or 0.0 for r in self.classes), self.floor_ms, "its floor"
+            )
+        return found
+
     def check(self, name: str) -> Check:
         """The check of that name. Raises KeyError."""
         for check in self.checks:
             if check.name == name:
                 return check
         raise KeyError(name)
+
+    @property
+    def by_role(self) -> list[ClassRow]:
+        """The rows by role: the second view of a foreign trace, or the classes where a plan made them; [] where neither."""
+        return self.roles or (self.classes if any(r.cls in ROLES_ALONE for r in self.classes) else [])
 
     def by_class(self) -> dict[str, float]:
         """Class → Σ ms over its weight types, largest first."""
@@ -141,19 +176,39 @@ class Decomposition(_Model):
         return self.model_dump(mode="json", by_alias=True)
 
 
+SUMS, ROUNDING = 1e-6, 1e-4
+"""How far a sum, and a figure derived from others, may differ from what its table says, relative."""
+
+
+def _differs(what: str, derived: float, said: float, name: str, limit: float = ROUNDING) -> list[str]:
+    if abs(derived - said) <= max(limit * abs(said), 1e-6):
+        return []
+    return [f"{what} {derived:.6g}, not {name} {said:.6g}"]
+
+
+def _row_broken(row: ClassRow, busy_ms: float) -> list[str]:
+    """A row's own figures against each other."""
+    label = f"{row.cls} {row.weight_type}".removesuffix(" -")
+    found = []
+    if row.sum_ms < 0 or row.union_ms < 0 or row.launches < 0 or row.union_ms > row.sum_ms * (1 + ROUNDING) + 1e-6:
+        found.append(f"{label} has {row.launches} launches, {row.sum_ms:.6g} ms, {row.union_ms:.6g} ms of union")
+    if busy_ms:
+        found += _differs(f"{label}'s share is", row.sum_ms / busy_ms, row.share, "what it says,")
+    if row.gmac and row.us_per_gmac is not None:
+        found += _differs(f"{label}'s µs/GMAC is", row.sum_ms * 1e3 / row.gmac, row.us_per_gmac, "what it says,")
+    if row.gmac and row.sum_ms and row.tflop_per_s is not None:
+        found += _differs(f"{label}'s TFLOP/s is", 2 * row.gmac / row.sum_ms, row.tflop_per_s, "what it says,")
+    if row.floor_ms is not None and row.sol is not None and row.sum_ms:
+        found += _differs(f"{label}'s SOL is", row.floor_ms / row.sum_ms, row.sol, "what it says,")
+    if row.ratio and row.ref_us_per_gmac and row.us_per_gmac:
+        found += _differs(f"{label}'s ratio is", row.us_per_gmac / row.ref_us_per_gmac, row.ratio, "what it says,")
+    return found
+
+
 def load_decomposition(path: Path | str) -> Decomposition:
     """A decomposition from its JSON. Raises HarnessError: one sentence naming the file and the first bad field."""
     path = Path(path)
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise HarnessError(
-            f"{path} does not exist; write one with `harness decompose --tokens N --json {path}`."
-        ) from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise HarnessError(
-            f"{path} is not readable JSON ({error}); write it again with `harness decompose --json`."
-        ) from None
+    data = read_json(path, f"write it with `harness decompose --tokens N --json {path}`")
     found = data.get("schema") if isinstance(data, dict) else None
     if found != SCHEMA:
         raise HarnessError(
@@ -161,9 +216,22 @@ def load_decomposition(path: Path | str) -> Decomposition:
         )
     try:
         return Decomposition.model_validate(data)
-    except ValidationError as error:
+    except (ValidationError, OverflowError) as error:
+        if isinstance(error, OverflowError):
+            raise HarnessError(
+                f"{path} is no decomposition: {error}; write it again with `harness decompose --json`."
+            ) from None
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise HarnessError(
             f"{path} is no decomposition: {where}: {first['msg']}; write it again with `harness decompose --json`."
         ) from None
+
+
+def sound(table: Decomposition, path: Path | str, what: str) -> Decomposition:
+    """The table itself. Raises HarnessError where its checks failed or its sums do not hold; `what`: what needs it."""
+    if why := table.broken():
+        raise HarnessError(
+            f"{path} is not to be built on: {why[0]}; {what} needs a table whose checks pass, make it again."
+        )
+    return table
