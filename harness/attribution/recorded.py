@@ -97,6 +97,8 @@ def load_recorded(
         pass  # the trace contradicts the tokens that were given
     elif range_ is None and occurrence is None:
         window = _prefills(recorded, window, told, geometry, tokens, with_upload=with_upload)
+    elif range_ is None:
+        about["prefills"] = 1
     elif len(window.spans) > 1 and tokens:
         about["prefill_walls_ns"] = []
         notes.append(f"no tok/s: the window joins {len(window.spans)} ranges; choose one with --occurrence")
@@ -130,6 +132,10 @@ def _classified(
 
 UPLOAD = 0.5
 """Copies to the device ahead of the first prefill that hold at least half of the model's bytes are its upload."""
+LEAST_UPLOAD = 64 << 20
+"""... and without a model, those of at least this many bytes."""
+QUICK = 100_000
+"""Launches in which prefills are looked for without being asked to (0.1 s; a million take a second)."""
 
 
 def _prefills(recorded: Recorded, window: Window, told: Attributed | None, geometry: Geometry | None, tokens: int | None,
@@ -141,7 +147,7 @@ def _prefills(recorded: Recorded, window: Window, told: Attributed | None, geome
     from harness.attribution.occurrences import find_repeats
 
     about, notes, table = recorded.about, recorded.notes, window.launches
-    if told is None and tokens is None:
+    if told is None and tokens is None and len(table) > QUICK:
         return window
     repeats = find_repeats(table, geometry.layers if geometry else None)
     found = repeats.prefills
@@ -153,29 +159,29 @@ def _prefills(recorded: Recorded, window: Window, told: Attributed | None, geome
     if found:
         about["prefills"] = len(found)
         about["prefill_walls_ns"] = [int(end[rows].max() - start[rows].min()) for rows in found]
-        about["tokens"] = (told.tokens if told else tokens or 0) * len(found)
+        about["tokens"] = (told.tokens if told else tokens or 0) * len(found) or None
         if len(found) > 1:
-            notes.append(
-                f"{len(found)} prefills in the window: tok/s is the median one's; --occurrence 1 to {len(found)} chooses one"
-            )
-    elif repeats.everything and repeats.count > 1:
+            what = f"{len(found)} prefills" if told else f"{len(found)} × the same launches"
+            speed = "tok/s is the median one's; " if about["tokens"] else ""
+            notes.append(f"{what} in the window: {speed}--occurrence 1 to {len(found)} chooses one")
+    elif tokens and repeats.everything and repeats.count > 1:
         about["prefill_walls_ns"] = []
         notes.append(
             f"no tok/s: the launch sequence repeats {repeats.count} × and nothing runs once, so layers of one prefill and several "
             "prefills look alike; name one with --occurrence and --gguf (which counts layers), or with --range"
         )
-    if geometry is None or told is None:
-        return window
-    first = int(found[0][0])
+    first = int(found[0][0]) if found else 0
     ahead = table.iloc[:first]
     copies = ahead[ahead["name"].str.contains("HtoD")]
     copied = int(copies["bytes"].fillna(0).sum())
-    if copied < UPLOAD * model_bytes(geometry):
+    if copied < (UPLOAD * model_bytes(geometry) if geometry else LEAST_UPLOAD):
         return window
     ms = (copies["end_ns"] - copies["start_ns"]).sum() / 1e6
     upload = f"a model upload ahead of the first prefill ({len(copies)} copies, {copied / 1e9:.2f} GB, {ms:,.1f} ms)"
-    if with_upload:
-        notes.append(f"{upload} is in the window, as asked")
+    if with_upload or told is None:
+        notes.append(
+            f"{upload} is in the window{', as asked' if with_upload else '; --occurrence or --gguf leaves it out'}"
+        )
         return window
     notes.append(f"{upload} is left out of the window with all that ran before the prefill; --with-upload keeps it")
     if recorded.roles is not None:
@@ -215,15 +221,20 @@ def read_trace(path: Path, source: str = "auto") -> Trace:
 
 
 def classified_launches(
-    path: Path, *, device: int | None = None, rules: Sequence[Path] | None = None
-) -> tuple[pd.DataFrame, str]:
-    """(launches by family, source) of a trace file; every device of it unless one is named. Raises HarnessError."""
+    path: Path, *, device: int | None = None, rules: Sequence[Path] | None = None, range_: str | None = None,
+    occurrence: int | None = None,
+) -> tuple[pd.DataFrame, str]:  # fmt: skip
+    """(launches by family, source) of a trace file; every device of it unless one is named, or a window is chosen.
+
+    range_, occurrence: as for `load_recorded`. Raises HarnessError.
+    """
     named = load_rules(rules)
-    trace = read_trace(path)
-    table = trace.launches if device is None else _one_device(trace.launches, device, path)[0]
-    if not rules and (table["class"] != "").any():
-        return table, trace.source
-    return classify_launches(table, named)[0], trace.source
+    trace, inside = _read(path, "auto", range_)
+    if range_ is None and occurrence is None and device is None:
+        return _classified(trace.launches, named, rules)[0], trace.source
+    table, device = _one_device(trace.launches, device, path)
+    window, _ = _window(trace, inside, table, device, path, named, rules, range_, occurrence, None, [])
+    return window.launches, trace.source
 
 
 def _read(path: Path, source: str, range_: str | None) -> tuple[Trace, list[tuple[str, np.ndarray]]]:
