@@ -6,16 +6,19 @@ untraced median, `gap_ms` the traced wall minus busy, and Σ `sum_ms` = busy + o
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from harness.errors import HarnessError
 from harness.files import read_json
 
 SCHEMA = "decomposition/1"
+MOST_LAUNCHES = 2**53
+"""No count is beyond what a float holds exactly."""
 ROLES_ALONE = ("gate_up", "down", "q_o", "k_v", "lm_head", "rope_kv", "tail")
 """Classes that only a plan, or a launch order that fits one, can tell: a table that has one is by role."""
 
@@ -29,7 +32,7 @@ class ClassRow(_Model):
 
     cls: str = Field(validation_alias=AliasChoices("class", "cls"), serialization_alias="class")
     weight_type: str
-    launches: int
+    launches: int = Field(le=MOST_LAUNCHES)
     sum_ms: float  # Σ durations: two launches at once count twice
     union_ms: float  # time with at least one of its launches running
     share: float  # sum_ms / busy
@@ -87,8 +90,10 @@ class Decomposition(_Model):
     """Where a wall went: rows per class, the checks that make them believable, and what they were measured on."""
 
     schema_: Literal["decomposition/1"] = Field(default="decomposition/1", alias="schema")
-    tokens: int | None = None
-    prefills: int | None = None  # that the tokens are of, in a recorded window; None: one, or nobody knows
+    tokens: int | None = Field(default=None, gt=0, le=MOST_LAUNCHES)
+    prefills: int | None = Field(
+        default=None, gt=0, le=MOST_LAUNCHES
+    )  # that the tokens are of, in a recorded window; None: one, or nobody knows
     model: str = ""
     source: str = ""  # host, cupti, nsys, kineto
     device: str = ""
@@ -101,7 +106,7 @@ class Decomposition(_Model):
     overlap_ms: float
     tok_per_s: float | None = None  # of one prefill
     band_tok_per_s: list[float] | None = None  # [slowest, fastest] untraced run
-    launches: int
+    launches: int = Field(le=MOST_LAUNCHES)
     classes: list[ClassRow]
     checks: list[Check]
     provenance: dict[str, Any] = {}
@@ -120,6 +125,13 @@ class Decomposition(_Model):
     gap_parts_ms: dict[str, float] = {}  # of the gap: what tracer and driver took, by name; the rest is the host's
     roles: list[ClassRow] = []  # the same launches by role, where a foreign engine's launch order told them
 
+    @field_validator("created")
+    @classmethod
+    def _a_moment(cls, value: str) -> str:
+        if value:
+            datetime.fromisoformat(value)  # its ValueError is the message
+        return value
+
     @property
     def ok(self) -> bool:
         """True when every check passed."""
@@ -131,6 +143,14 @@ class Decomposition(_Model):
         Every figure that follows from others in the table is derived again, so that an edited one shows.
         """
         found = [f"its check {c.name} failed ({c.detail})" for c in self.checks if not c.ok]
+        if not self.checks:
+            found.append("it has no checks")
+        for traced in self.passes:
+            if traced.table:
+                found += _differs("its pass was busy for", traced.busy_ms, self.busy_ms, "its busy")
+                sums = self.by_class()
+                for cls, ms in traced.class_ms.items():
+                    found += _differs(f"its pass has {cls} at", ms, sums.get(cls, 0.0), "its class")
         total = self.busy_ms + self.overlap_ms
         for what, rows in (("classes", self.classes), ("roles", self.roles)):
             if rows or what == "classes":

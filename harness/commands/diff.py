@@ -138,7 +138,7 @@ def is_decomposition(path: Path) -> bool:
         return False
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
+    except (ValueError, RecursionError):
         return True
     return not (isinstance(data, list) or (isinstance(data, dict) and "traceEvents" in data))
 
