@@ -126,7 +126,7 @@ def attribute(
     products = sum(len(f.products) for f in forwards)
     fits = f"{len(forwards) * geometry.layers} attentions and {products} products in place"
     checked = [f"types in {types_told} of their names"] if types_told else []
-    checked += ["rows in grids of norms"] if forwards[0].rows_told else []
+    checked += ["rows in grids of a block a row"] if forwards[0].rows_told else []
     checked += [f"rows and widths in {rows_fit} grids"] if rows_fit else []
     checked += [f"tail {tail}"] if tail_told else []
     fits += f"; checked: {', '.join(checked)}" if checked else "; types, widths and tail not told by the trace"

@@ -8,8 +8,10 @@ products and attentions are not asked.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,7 +31,15 @@ goes over the width) → their family."""
 SIZED = ("elementwise", "convert", "swiglu", "kv_store")
 """Families whose grids grow with their elements."""
 VECTORS = (1, 2, 4, 8, 16)
-"""Elements of a thread."""
+"""Elements of a thread, where the kernel's name does not tell."""
+TOLD_VECTORS = (
+    (re.compile(r"at::native::elementwise_kernel<\d+, (\d+)"), ()),
+    (re.compile(r"at::native::unrolled_elementwise_kernel<"), (4, 8)),
+    (re.compile(r"at::native::vectorized_elementwise_kernel<"), (4, 8, 16)),
+    (re.compile(r"_vec(\d+)<"), ()),
+    (re.compile(r"unary_gated_op_kernel<|k_set_rows<"), (1,)),
+)
+"""Kernels whose name tells the elements of a thread (its group), or that launch a few numbers of them."""
 LEAST_BLOCKS = 32
 """A smaller grid says too little: it is rounded up to whole blocks."""
 FITS, CONTRADICTS = 0.5, 0.2
@@ -81,23 +91,38 @@ def widths_of(geometry: Geometry) -> list[int]:
 
 def sized(launches: pd.DataFrame, forwards: list[tuple[int, int, int]], geometry: Geometry) -> Sized:
     """Asks the element-wise launches inside each forward, given as (first row of the table, last row, rows M)."""
-    widths = widths_of(geometry)
-    cls = launches["class"].isin(SIZED).to_numpy() & (launches["kind"] == "kernel").to_numpy()
-    grid, block = launches["grid"].to_numpy(object), launches["block"].to_numpy(object)
-    asked: Counter[tuple[int, int, int]] = Counter()
+    widths = {c: widths_of(geometry) for c in SIZED}
+    widths["swiglu"] = [geometry.ffn, 2 * geometry.ffn]
+    widths["kv_store"] = [geometry.kv_dim, 2 * geometry.kv_dim]
+    cls = launches["class"].to_numpy(object)
+    inside = np.isin(cls, SIZED) & (launches["kind"] == "kernel").to_numpy()
+    name, grid, block = (launches[c].to_numpy(object) for c in ("name", "grid", "block"))
+    asked: Counter[tuple[str, str, str, str, int]] = Counter()
     for first, last, rows in forwards:
-        for i in (first + np.flatnonzero(cls[first : last + 1])).tolist():
-            blocks, threads = volume(grid[i]), volume(block[i])
-            if blocks >= LEAST_BLOCKS and threads:
-                asked[blocks, threads, rows] += 1
-    fitting = sum(n for (blocks, threads, rows), n in asked.items() if _fits(blocks, threads, rows, widths))
+        for i in (first + np.flatnonzero(inside[first : last + 1])).tolist():
+            asked[cls[i], name[i], grid[i], block[i], rows] += 1
     votes: Counter[int] = Counter()
-    for (blocks, threads, _), n in asked.items():
-        for told in _rows_told(blocks, threads, widths):
-            votes[told] += n
-    total = sum(asked.values())
+    total = fitting = 0
+    for (c, n, g, b, rows), count in asked.items():
+        blocks, threads = volume(g), volume(b)
+        if blocks < LEAST_BLOCKS or not threads:
+            continue
+        per_block = [threads * v for v in _vectors(n)]
+        total += count
+        fitting += count * any(-(-rows * w // p) == blocks for w in widths[c] for p in per_block)
+        for told in _rows_told(blocks, per_block, widths[c]):
+            votes[told] += count
     told, most = max(votes.items(), key=lambda v: (v[1], -v[0]), default=(0, 0))
     return Sized(total, fitting, told if most >= FITS * total and most > fitting else None)
+
+
+@lru_cache(maxsize=1024)
+def _vectors(name: str) -> tuple[int, ...]:
+    """How many elements a thread of this kernel may have."""
+    for pattern, several in TOLD_VECTORS:
+        if found := pattern.search(name):
+            return several or (int(found[1]),)
+    return VECTORS
 
 
 def volume(dims: str) -> int:
@@ -105,16 +130,12 @@ def volume(dims: str) -> int:
     return int(np.prod([int(d) for d in dims.split(",")], dtype=np.int64)) if dims else 0
 
 
-def _fits(blocks: int, threads: int, rows: int, widths: list[int]) -> bool:
-    return any(-(-rows * w // (threads * v)) == blocks for w in widths for v in VECTORS)
-
-
-def _rows_told(blocks: int, threads: int, widths: list[int]) -> set[int]:
-    """Every number of rows that this grid may stand for."""
+def _rows_told(blocks: int, per_block: list[int], widths: list[int]) -> set[int]:
+    """Every number of rows that this grid may stand for; elements a block: `per_block`."""
     found: set[int] = set()
     for w in widths:
-        for v in VECTORS:
-            low, high = (blocks - 1) * threads * v // w + 1, blocks * threads * v // w
+        for elements in per_block:
+            low, high = (blocks - 1) * elements // w + 1, blocks * elements // w
             if low == high:  # a grid that fits several numbers tells none
                 found.add(low)
     return found
