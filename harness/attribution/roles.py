@@ -355,10 +355,10 @@ def _check_rows(launches: pd.DataFrame, forwards: list[Forward], geometry: Geome
     """Rows × widths of the model against the grids of the element-wise launches; how many say so, 0 where none can tell."""
     spans = [(f.products[0][0], f.products[-1][0], f.rows or 0) for f in forwards]
     found = sized(launches, spans, geometry)
+    told = {f.rows for f in forwards}
+    rows = told.pop() if len(told) == 1 else None
+    name = geometry.name or "the model"
     if found.contradicts:
-        told = {f.rows for f in forwards}
-        rows = told.pop() if len(told) == 1 else None
-        name = geometry.name or "the model"
         if found.other_rows and not forwards[0].rows_told and rows is not None:
             raise RolesUnknown(
                 f"the grids of {found.launches} element-wise launches tell {found.other_rows} rows of {name}, not {rows}",
@@ -368,6 +368,8 @@ def _check_rows(launches: pd.DataFrame, forwards: list[Forward], geometry: Geome
             f"the grids of {found.launches} element-wise launches are not {rows or 'the'} rows of {name}'s widths",
             contradicted=True,
         )
+    if found.misfit:
+        raise RolesUnknown(f"{found.misfit} of {name}, at {rows or 'their'} rows", contradicted=True)
     return found.fitting if found.fits else 0
 
 

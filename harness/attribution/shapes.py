@@ -70,6 +70,7 @@ class Sized:
     launches: int  # that were asked
     fitting: int  # that are rows × a width
     other_rows: int | None  # what most of them say instead, where they agree on another number
+    misfit: str = ""  # a family whose one width is another than the model's, as a clause
 
     @property
     def fits(self) -> bool:
@@ -102,18 +103,36 @@ def sized(launches: pd.DataFrame, forwards: list[tuple[int, int, int]], geometry
         for i in (first + np.flatnonzero(inside[first : last + 1])).tolist():
             asked[cls[i], name[i], grid[i], block[i], rows] += 1
     votes: Counter[int] = Counter()
+    of_one_width: dict[str, list[tuple[bool, bool]]] = {"swiglu": [], "kv_store": []}  # (fits, is rows × another width)
     total = fitting = 0
     for (c, n, g, b, rows), count in asked.items():
         blocks, threads = volume(g), volume(b)
         if blocks < LEAST_BLOCKS or not threads:
             continue
         per_block = [threads * v for v in _vectors(n)]
+        fits = any(-(-rows * w // p) == blocks for w in widths[c] for p in per_block)
+        if not fits and blocks == rows:
+            continue  # a block a row, whatever its width
         total += count
-        fitting += count * any(-(-rows * w // p) == blocks for w in widths[c] for p in per_block)
+        fitting += count * fits
+        if c in of_one_width:
+            of_one_width[c].append((fits, any(_is_width(blocks, p, rows) for p in per_block)))
         for told in _rows_told(blocks, per_block, widths[c]):
             votes[told] += count
     told, most = max(votes.items(), key=lambda v: (v[1], -v[0]), default=(0, 0))
-    return Sized(total, fitting, told if most >= FITS * total and most > fitting else None)
+    misfit = ""
+    for c, found in of_one_width.items():
+        if found and all(other and not fits for fits, other in found):
+            misfit = f"the grids of {c} are rows of another width than {widths[c][0]}"
+    return Sized(total, fitting, told if most >= FITS * total and most > fitting else None, misfit)
+
+
+def _is_width(blocks: int, elements: int, rows: int) -> bool:
+    """Whether `blocks` of so many elements are `rows` rows of a width that models have: a multiple of 32."""
+    if elements > 32 * rows:
+        return False  # any grid would be
+    width = blocks * elements // rows // 32 * 32
+    return width > 0 and -(-rows * width // elements) == blocks
 
 
 @lru_cache(maxsize=1024)

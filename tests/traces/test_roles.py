@@ -287,7 +287,9 @@ def test_any_grouping_of_a_layers_products_fits_and_strays_cost_nothing(g: Geome
     assert got == want
     small = found.launches[found.launches["name"].str.contains("sgemm")]
     assert small["macs"].isna().all() and len(found.stray) == len(small) == angles
-    assert "rows in grids of a block a row" in found.fits and "rows and widths" in found.fits and "types" not in found.fits
+    assert (
+        "rows in grids of a block a row" in found.fits and "rows and widths" in found.fits and "types" not in found.fits
+    )
 
 
 @given(rows=st.integers(700, 4000), other=st.integers(700, 4000))
