@@ -214,6 +214,8 @@ def _row_broken(row: ClassRow, busy_ms: float) -> list[str]:
         found.append(f"{label} has {row.launches} launches, {row.sum_ms:.6g} ms, {row.union_ms:.6g} ms of union")
     if busy_ms:
         found += _differs(f"{label}'s share is", row.sum_ms / busy_ms, row.share, "what it says,")
+    if not row.gmac and (row.us_per_gmac or row.tflop_per_s):
+        found.append(f"{label} has a rate and no GMAC")
     if row.gmac and row.us_per_gmac is not None:
         found += _differs(f"{label}'s µs/GMAC is", row.sum_ms * 1e3 / row.gmac, row.us_per_gmac, "what it says,")
     if row.gmac and row.sum_ms and row.tflop_per_s is not None:
