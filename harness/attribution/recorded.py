@@ -133,7 +133,7 @@ def _classified(
 UPLOAD = 0.5
 """Copies to the device ahead of the first prefill that hold at least half of the model's bytes are its upload."""
 LEAST_UPLOAD = 64 << 20
-"""... and without a model, those of at least this many bytes."""
+"""... of at least this many bytes: the inputs of a toy model are larger than its weights."""
 QUICK = 100_000
 """Launches in which prefills are looked for without being asked to (0.1 s; a million take a second)."""
 
@@ -154,7 +154,7 @@ def _prefills(recorded: Recorded, window: Window, told: Attributed | None, geome
     if told is not None and len(found) != told.prefills:
         edges = [*told.first_rows, len(table)]
         found = [np.arange(a, b) for a, b in pairwise(edges)]
-        found[0] = np.arange(_cut_before(table, edges[0]), edges[1])
+        found[0] = np.arange(_after_upload(table, edges[0], geometry), edges[1])
     start, end = table["start_ns"].to_numpy(), table["end_ns"].to_numpy()
     if found:
         about["prefills"] = len(found)
@@ -171,11 +171,10 @@ def _prefills(recorded: Recorded, window: Window, told: Attributed | None, geome
             "prefills look alike; name one with --occurrence and --gguf (which counts layers), or with --range"
         )
     first = int(found[0][0]) if found else 0
-    ahead = table.iloc[:first]
-    copies = ahead[ahead["name"].str.contains("HtoD")]
-    copied = int(copies["bytes"].fillna(0).sum())
-    if copied < (UPLOAD * model_bytes(geometry) if geometry else LEAST_UPLOAD):
+    copies = _uploaded(table, first, geometry)
+    if copies is None:
         return window
+    copied = int(copies["bytes"].fillna(0).sum())
     ms = (copies["end_ns"] - copies["start_ns"]).sum() / 1e6
     upload = f"a model upload ahead of the first prefill ({len(copies)} copies, {copied / 1e9:.2f} GB, {ms:,.1f} ms)"
     if with_upload or told is None:
@@ -190,18 +189,28 @@ def _prefills(recorded: Recorded, window: Window, told: Attributed | None, geome
     return Window(rest, [(int(rest["start_ns"].min()), int(rest["end_ns"].max()))])
 
 
-def _cut_before(table: pd.DataFrame, row: int) -> int:
-    """Where a prefill starts whose first kernel is `row`: its inputs' copies, cut off where the device waits longest."""
-    kinds = table["kind"].to_numpy(object)
-    low = row
-    while low > 0 and kinds[low - 1] != "kernel":
-        low -= 1
-    if low == 0 and row == 0:
+def _uploaded(table: pd.DataFrame, row: int, geometry: Geometry | None) -> pd.DataFrame | None:
+    """The copies to the device ahead of a row, where they are a model's upload."""
+    ahead = table.iloc[:row]
+    copies = ahead[ahead["name"].str.contains("HtoD")]
+    least = max(UPLOAD * model_bytes(geometry) if geometry else 0, LEAST_UPLOAD)
+    return copies if copies["bytes"].fillna(0).sum() >= least else None
+
+
+def _after_upload(table: pd.DataFrame, row: int, geometry: Geometry | None) -> int:
+    """Where the first prefill starts, whose first layer starts at `row`: at the table's start, or behind the upload, cut where
+    the device waits longest ahead of the first kernel (its inputs' copies are the prefill's)."""
+    copies = _uploaded(table, row, geometry)
+    if copies is None:
         return 0
+    sizes = copies["bytes"].fillna(0).cumsum().to_numpy(dtype=np.int64)
+    most = int(copies.index[np.searchsorted(sizes, 0.9 * sizes[-1])])
+    kernels = np.flatnonzero((table["kind"] == "kernel").to_numpy())
+    high = int(kernels[np.searchsorted(kernels, most)])
+    between = np.arange(most + 1, high + 1)
     start = table["start_ns"].to_numpy()
     reach = np.maximum.accumulate(table["end_ns"].to_numpy())
-    between = np.arange(max(low, 1), row + 1)
-    return int(between[np.argmax(start[between] - reach[between - 1])]) if len(between) else row
+    return int(between[np.argmax(start[between] - reach[between - 1])])
 
 
 def model_bytes(geometry: Geometry) -> int:

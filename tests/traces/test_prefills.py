@@ -95,6 +95,28 @@ def test_llama_cpps_upload_is_left_out_of_the_models_window_unless_asked_for(tra
     assert decomposed(traces / CUBLAS).busy_ms == pytest.approx(1107.599966), "no model named: the recording as it is"
 
 
+@pytest.mark.parametrize("upload", [False, True])
+def test_a_single_prefill_is_cut_behind_its_upload_and_keeps_its_inputs(
+    traces: Path, tmp_path: Path, upload: bool
+) -> None:
+    """One occurrence of llama.cpp with the upload ahead of it: nothing repeats, and the input's copies stay."""
+    whole = load_recorded(traces / CUBLAS).launches
+    one = load_recorded(traces / CUBLAS, occurrence=1)
+    first = int((whole["name"].str.contains("rms_norm").to_numpy()).argmax()) - 6  # six input copies
+    part = whole.iloc[: first + len(one.launches)] if upload else whole.iloc[first : first + len(one.launches)]
+    part = (
+        part.reset_index(drop=True)
+        .assign(**{"class": "", "weight_type": "-"})
+        .astype({"class": "string", "weight_type": "string"})
+    )
+    launches.save(part, tmp_path / "t.parquet")
+    result = decomposed(tmp_path / "t.parquet", gguf=QWEN)
+    assert result.ok and result.prefills == 1
+    assert result.traced_wall_ms == pytest.approx(one.wall_ns / 1e6) and result.launches == len(one.launches)
+    assert result.tok_per_s == pytest.approx(3325 / one.wall_ns * 1e9)
+    assert any("model upload" in n for n in result.notes) == upload
+
+
 def test_transformers_prefill_by_role(traces: Path) -> None:
     path = traces.parents[1] / "cases" / "traces" / "h200_hf_qwen2_7b_prefill_3325.pt.trace.json.gz"
     if not path.is_file():
