@@ -467,14 +467,14 @@ def _attribute(recorded: Recorded, geometry: Geometry, tokens: int | None, tail:
         what = "--gguf, --tokens or --tail" if given else "--gguf or --tokens"
         if why.contradicted:
             about["prefill_walls_ns"] = []
-        about["more_checks"] = [
+        about.setdefault("more_checks", []).append(
             Check(
                 name="plan", ok=not why.contradicted,
                 detail=f"the ledger is not charged: {why}; give the {what} of this recording, or the window of one prefill"
                 if why.contradicted
                 else f"tokens and model as given, not checked: {why}",
             )
-        ]  # fmt: skip
+        )  # fmt: skip
         notes.append(
             f"no roles and no GMAC: {why}; "
             + (
@@ -488,9 +488,9 @@ def _attribute(recorded: Recorded, geometry: Geometry, tokens: int | None, tail:
     about["tokens"] = told.tokens * told.prefills
     about["prefills"] = told.prefills
     gmac = told.plan.macs / 1e9
-    about["more_checks"] = [
+    about.setdefault("more_checks", []).append(
         Check(name="plan", ok=True, detail=f"{gmac * told.prefills:,.3f} GMAC booked once: {told.fits}")
-    ]
+    )
     chunks = f" in {len(told.chunks)} chunks of {_counted(told.chunks)} rows" if len(told.chunks) > 1 else ""
     notes.append(
         f"{told.prefills} prefill{'s' if told.prefills > 1 else ''} of {told.tokens} tokens{chunks}, {gmac:,.1f} GMAC each; roles from launch order"
