@@ -477,11 +477,7 @@ def _attribute(recorded: Recorded, geometry: Geometry, tokens: int | None, tail:
         )  # fmt: skip
         notes.append(
             f"no roles and no GMAC: {why}; "
-            + (
-                f"correct {what}, or choose one prefill with --occurrence or --range"
-                if why.contradicted
-                else "a rule file (--rules) can name the launches"
-            )
+            + (f"correct {what}, or choose one prefill with --occurrence or --range" if why.contradicted else why.hint)
         )
         return None
     recorded.launches, recorded.roles = told.launches, told.roles

@@ -52,9 +52,11 @@ class RolesUnknown(Exception):
     """Why nothing is charged: one clause. `contradicted`: the trace says that model, tokens or tail are wrong; otherwise
     its launches are of an order that is not known here."""
 
-    def __init__(self, why: str, *, contradicted: bool = False) -> None:
+    def __init__(
+        self, why: str, *, contradicted: bool = False, hint: str = "a rule file (--rules) can name the launches"
+    ) -> None:
         super().__init__(why)
-        self.contradicted = contradicted
+        self.contradicted, self.hint = contradicted, hint
 
 
 @dataclass
@@ -101,6 +103,13 @@ def attribute(
     trace does not tell its tokens and nobody gave them.
     """
     told = Rows(launches, matches)
+    exchanges = int((launches["class"] == "communication").sum())
+    if exchanges and exchanges >= len(main_attentions(launches)):
+        raise RolesUnknown(
+            f"{exchanges} launches exchange data between devices, so this one computes a share of each product that the model's "
+            "ledger does not tell",
+            hint="record one device that runs the whole model",
+        )
     forwards, stray = _forwards_without_strays(launches, told, geometry)
     types_told = _check_types(forwards, launches, geometry)
     prefills = _prefills(forwards, tokens)

@@ -356,6 +356,25 @@ def test_llama_cpps_one_row_tail_contradicts_a_full_one() -> None:
         attributed(r, g, tail="full")
 
 
+@pytest.mark.parametrize(("every", "shared"), [(1, True), (99, False)], ids=["a rank of two", "one exchange"])
+def test_a_rank_that_shares_each_product_is_not_charged_the_whole_model(every: int, shared: bool) -> None:
+    """Tensor parallelism exchanges after every o and down; a single broadcast does not share the products."""
+    g = GEOMETRIES["GQA"]
+    table = eager(g, 1500)
+    names = table["name"].to_numpy(object).copy()
+    adds = np.flatnonzero(["CUDAFunctor_add" in n for n in names])
+    names[adds[2::3] if every == 1 else adds[:1]] = (
+        "ncclDevKernel_AllReduce_Sum_f16_RING_LL(ncclDevKernelArgsStorage<4096>)"
+    )
+    table["name"] = pd.array(names, dtype="string")
+    if not shared:
+        assert fit(table, g).tokens == 1500
+        return
+    with pytest.raises(RolesUnknown, match="launches exchange data between devices") as why:
+        fit(table, g)
+    assert not why.value.contradicted and "one device" in why.value.hint
+
+
 def test_one_token_is_a_prefill_too() -> None:
     g = GEOMETRIES["GQA"]
     table = eager(g, 1, angles=False)
