@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from harness.attribution.decompose import compare, view_by_role
+from harness.attribution.decompose import compare
 from harness.attribution.decomposition import ClassRow, Decomposition
 from harness.attribution.diff import WINDOW_MINUTES
 from harness.errors import HarnessError
@@ -63,10 +63,8 @@ def one_window(a: Decomposition, b: Decomposition) -> bool:
 
 def by_role(table: Decomposition) -> list[ClassRow]:
     """The table's rows by role where it has that view, else by class; one a role, its weight types summed, longest first."""
-    view = view_by_role(table)
-    assert isinstance(view, Decomposition)
     rows: dict[str, ClassRow] = {}
-    for row in view.classes:
+    for row in table.by_role or table.classes:
         sums = rows.setdefault(
             row.cls, ClassRow(cls=row.cls, weight_type="-", launches=0, sum_ms=0.0, union_ms=0.0, share=0.0)
         )

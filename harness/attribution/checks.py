@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from harness.attribution.decomposition import Check, Decomposition, Outlier
+from harness.attribution.decomposition import Check, ClassRow, Decomposition, Outlier
+from harness.attribution.on_paper import paper_rate
 
 if TYPE_CHECKING:
     from engine.plan import Plan
@@ -145,22 +146,26 @@ def coverage(result: Decomposition, launches: pd.DataFrame) -> Check:
 def possibility(
     result: Decomposition, launches: pd.DataFrame, ceilings: Ceilings | None, outliers: Sequence[Outlier]
 ) -> Check:
-    """No class beats the machine's measured ceilings (its caches' where bytes bound it), no launch stands far out."""
+    """No class beats the machine's measured ceilings (its caches' where bytes bound it), or, where nobody measured any, the
+    fastest matrix rate that its GPU has on paper; no launch stands far out."""
     found: list[str] = []
     worst = 0.0
+    rate, whose = paper_rate(result.device)
+    rows = [*result.classes, *result.roles]
     if ceilings:
-        for row in result.classes:
+        for row in rows:
             # The fastest that this machine could do it: every byte from cache.
             least_ms = _least_ms(row.gmac, row.gbytes, ceilings)
             if row.sum_ms > 0:
                 worst = max(worst, least_ms / row.sum_ms if least_ms > 1e-3 * result.busy_ms else 0.0)
             if least_ms - row.sum_ms > max(CEILING_SLACK * least_ms, 1e-3 * result.busy_ms):
-                rate = (
-                    f"{row.tflop_per_s:.4g} TFLOP/s, ceiling {ceilings.tflop_per_s:.4g}"
-                    if row.tflop_per_s and row.tflop_per_s > ceilings.tflop_per_s
-                    else f"{row.gb_per_s or 0:.4g} GB/s, ceiling {ceilings.cache_gb_per_s:.4g}"
-                )
-                found.append(f"{row.cls} {row.weight_type} is faster than the machine ({rate})")
+                found.append(f"{row.cls} {row.weight_type} is faster than the machine ({_rate(row, ceilings)})")
+    else:
+        fast = [r for r in rows if r.tflop_per_s and r.tflop_per_s > rate]
+        found += [
+            f"{r.cls} {r.weight_type} is faster than any machine ({r.tflop_per_s:,.0f} TFLOP/s, {whose}: {rate:,.0f})"
+            for r in fast
+        ]
     moves = [o for o in outliers if o.ms - o.median_ms > OUTLIER_SHARE * result.busy_ms]
     ok = not found and not moves
     found += [_describe(o) for o in outliers[:3]]
@@ -168,15 +173,21 @@ def possibility(
         found.append(f"{len(outliers) - 3} more such launches")
     if not found:
         against = (
-            f"no class beats its ceiling by more than {CEILING_SLACK:.0%}"
-            if ceilings
+            f"no class beats its ceiling by more than {CEILING_SLACK:.0%}" if ceilings
+            else f"no class beats {rate:,.0f} TFLOP/s, {whose}" if any(r.gmac for r in rows)
             else "no ceilings to compare with"
-        )
+        )  # fmt: skip
         found = [f"{against}; no launch is longer than {OUTLIER_TIMES} × its kind's median"]
     return Check(
         name="possibility", ok=ok, value=worst if ceilings else None, limit=1 + CEILING_SLACK if ceilings else None,
         detail="; ".join(found),
     )  # fmt: skip
+
+
+def _rate(row: ClassRow, ceilings: Ceilings) -> str:
+    if row.tflop_per_s and row.tflop_per_s > ceilings.tflop_per_s:
+        return f"{row.tflop_per_s:.4g} TFLOP/s, ceiling {ceilings.tflop_per_s:.4g}"
+    return f"{row.gb_per_s or 0:.4g} GB/s, ceiling {ceilings.cache_gb_per_s:.4g}"
 
 
 def _least_ms(gmac: float | None, gbytes: float | None, ceilings: Ceilings) -> float:

@@ -24,7 +24,16 @@ import pandas as pd
 
 from harness.attribution import checks, gaps
 from harness.attribution.classify import short_name
-from harness.attribution.decomposition import Check, ClassRow, Decomposition, Idle, Pass, load_decomposition
+from harness.attribution.decomposition import (
+    ROLES_ALONE,
+    Check,
+    ClassRow,
+    Decomposition,
+    Idle,
+    Pass,
+    load_decomposition,
+    sound,
+)
 from harness.errors import HarnessError
 from harness.launches import union_ns
 
@@ -32,7 +41,7 @@ if TYPE_CHECKING:
     from engine.plan import Plan
     from harness.attribution.roofline import Ceilings
 
-__all__ = ["PARITY", "ClassRow", "Decomposition", "decompose", "load_decomposition"]
+__all__ = ["PARITY", "ClassRow", "Decomposition", "decompose", "load_decomposition", "sound"]
 
 PARITY = 1.10
 """A class within 10 % of its reference has no budget, however large its share."""
@@ -64,6 +73,8 @@ def decompose(
     roles: pd.DataFrame | None = None,
     one_window: bool = True,
     structure: str = "",
+    prefills: int | None = None,
+    prefill_walls_ns: Sequence[int] | None = None,
 ) -> Decomposition:
     """Attributes a traced window of `wall_ns` to classes.
 
@@ -79,6 +90,8 @@ def decompose(
     roles: the same launches classed by role (a foreign trace); a second view, with ratios of its own.
     structure: what the graph holds, where no plan says it.
     one_window: the reference was measured in this window; where it was not, its ratios are marked.
+    prefills: how many prefills `tokens` are of; None: one, or nobody knows.
+    prefill_walls_ns: of each prefill in a recorded window; empty where nothing tells what one is: then there is no tok/s.
 
     Raises HarnessError for an empty table, several devices, or a wall that is not positive. A check that fails does
     not raise: it is in the result.
@@ -106,9 +119,9 @@ def decompose(
         levers = plan.levers.to_dict() if levers is None else levers
     role_rows = _rows(roles, start, end, busy_ns, ceilings) if roles is not None else []
     if reference is not None:
-        by_role = plan is not None and isinstance(reference, Decomposition) and bool(reference.roles)
-        compare(rows, view_by_role(reference) if by_role else reference, tokens)
-        compare(role_rows, view_by_role(reference), tokens)
+        ours_by_role = plan is not None or any(r.cls in ROLES_ALONE for r in rows)
+        compare(rows, _by_role(reference) if ours_by_role else reference, tokens)
+        compare(role_rows, _by_role(reference), tokens)
     for row in [*rows, *role_rows]:
         row.budget_ms = budget_ms(row.sum_ms, row.ratio, row.sol)
 
@@ -124,7 +137,8 @@ def decompose(
         busy_ms=busy_ns / 1e6,
         gap_ms=(wall_ns - busy_ns) / 1e6,
         overlap_ms=(total_ns - busy_ns) / 1e6,
-        tok_per_s=tokens / wall * 1e9 if tokens else None,
+        tok_per_s=_tok_per_s(tokens, prefills or 1, wall, None if walls else prefill_walls_ns),
+        prefills=prefills,
         band_tok_per_s=[tokens / max(walls) * 1e9, tokens / min(walls) * 1e9] if tokens and walls else None,
         launches=len(launches),
         classes=rows,
@@ -153,7 +167,11 @@ def decompose(
                 f"~ the reference is of another window ({reference.created or 'undated'}, {reference.device or 'unknown device'}): "
                 "a ratio may be the machine's, not the code's"
             )
-        if tokens and reference.tokens == tokens:
+        if (result.roles or ours_by_role) and not reference.by_role:
+            result.notes.append(
+                "the reference knows no roles, and rows by role are compared with none of its classes: make it with --gguf"
+            )
+        if tokens and reference.tokens == tokens and (reference.prefills or 1) == (prefills or 1):
             result.vs_reference = reference.wall_ms / result.wall_ms
     result.config_hash = config_hash(result)
     outliers = checks.find_outliers(launches, plan)
@@ -170,6 +188,15 @@ def decompose(
         result.checks.insert(1, checks.plan_executed(launches, plan))
     result.checks.extend(more_checks)
     return result
+
+
+def _tok_per_s(tokens: int | None, prefills: int, wall_ns: float, each_ns: Sequence[int] | None) -> float | None:
+    """Of one prefill: the median one of a window that holds several; None where nobody knows what one is."""
+    if not tokens:
+        return None
+    if each_ns is None:
+        return tokens / wall_ns * 1e9 if prefills == 1 else None
+    return tokens / prefills / median(each_ns) * 1e9 if each_ns else None
 
 
 def _rows(
@@ -258,11 +285,11 @@ def compare(rows: list[ClassRow], reference: Decomposition | Mapping[str, float]
             row.ref_ms, row.ratio = ref_ms, ours / ref_ms
 
 
-def view_by_role(reference: Decomposition | Mapping[str, float]) -> Decomposition | Mapping[str, float]:
-    """The reference's rows by role, where it has that view: engines that hold the weights in different formats, under
-    different kernels, compare by what the work is for."""
-    if isinstance(reference, Decomposition) and reference.roles:
-        return reference.model_copy(update={"classes": reference.roles})
+def _by_role(reference: Decomposition | Mapping[str, float]) -> Decomposition | Mapping[str, float]:
+    """The reference's rows by role, which rows by role are compared with and with nothing else: engines that hold the
+    weights in different formats, under different kernels, compare by what the work is for."""
+    if isinstance(reference, Decomposition):
+        return reference.model_copy(update={"classes": reference.by_role})
     return reference
 
 

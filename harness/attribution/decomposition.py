@@ -6,15 +6,21 @@ untraced median, `gap_ms` the traced wall minus busy, and Σ `sum_ms` = busy + o
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from harness.errors import HarnessError
 from harness.files import read_json
 
 SCHEMA = "decomposition/1"
+MOST_LAUNCHES = 2**53
+"""No count is beyond what a float holds exactly."""
+ROLES_ALONE = ("gate_up", "down", "q_o", "k_v", "lm_head", "rope_kv", "tail")
+"""Classes that only a plan, or a launch order that fits one, can tell: a table that has one is by role."""
 
 
 class _Model(BaseModel):
@@ -26,7 +32,7 @@ class ClassRow(_Model):
 
     cls: str = Field(validation_alias=AliasChoices("class", "cls"), serialization_alias="class")
     weight_type: str
-    launches: int
+    launches: int = Field(le=MOST_LAUNCHES)
     sum_ms: float  # Σ durations: two launches at once count twice
     union_ms: float  # time with at least one of its launches running
     share: float  # sum_ms / busy
@@ -99,7 +105,10 @@ class Decomposition(_Model):
     """Where a wall went: rows per class, the checks that make them believable, and what they were measured on."""
 
     schema_: Literal["decomposition/1"] = Field(default="decomposition/1", alias="schema")
-    tokens: int | None = None
+    tokens: int | None = Field(default=None, gt=0, le=MOST_LAUNCHES)
+    prefills: int | None = Field(
+        default=None, gt=0, le=MOST_LAUNCHES
+    )  # that the tokens are of, in a recorded window; None: one, or nobody knows
     model: str = ""
     source: str = ""  # host, cupti, nsys, kineto
     device: str = ""
@@ -110,9 +119,9 @@ class Decomposition(_Model):
     busy_ms: float = Field(ge=0)
     gap_ms: float
     overlap_ms: float
-    tok_per_s: float | None = None
+    tok_per_s: float | None = None  # of one prefill
     band_tok_per_s: list[float] | None = None  # [slowest, fastest] untraced run
-    launches: int
+    launches: int = Field(le=MOST_LAUNCHES)
     classes: list[ClassRow]
     checks: list[Check]
     provenance: dict[str, Any] = {}
@@ -133,6 +142,13 @@ class Decomposition(_Model):
     gap_causes_ms: dict[str, float] = {}  # the gap by cause (`gaps.CAUSES`), where calls were recorded
     roles: list[ClassRow] = []  # the same launches by role, where a foreign engine's launch order told them
 
+    @field_validator("created")
+    @classmethod
+    def _a_moment(cls, value: str) -> str:
+        if value:
+            datetime.fromisoformat(value)  # its ValueError is the message
+        return value
+
     @property
     def ok(self) -> bool:
         """True when every check passed."""
@@ -148,12 +164,52 @@ class Decomposition(_Model):
             else None
         )
 
+    def broken(self) -> list[str]:
+        """Why these figures are not to be built on: checks that failed, and sums that no longer hold. [] where they are.
+
+        Every figure that follows from others in the table is derived again, so that an edited one shows.
+        """
+        found = [f"its check {c.name} failed ({c.detail})" for c in self.checks if not c.ok]
+        if not self.checks:
+            found.append("it has no checks")
+        for traced in self.passes:
+            if traced.table:
+                found += _differs("its pass was busy for", traced.busy_ms, self.busy_ms, "its busy")
+                sums = self.by_class()
+                for cls, ms in traced.class_ms.items():
+                    found += _differs(f"its pass has {cls} at", ms, sums.get(cls, 0.0), "its class")
+        total = self.busy_ms + self.overlap_ms
+        for what, rows in (("classes", self.classes), ("roles", self.roles)):
+            if rows or what == "classes":
+                found += _differs(f"its {what} sum to", sum(r.sum_ms for r in rows), total, "busy + overlap", SUMS)
+            if rows and sum(r.launches for r in rows) != self.launches:
+                found.append(f"its {what} have {sum(r.launches for r in rows)} launches, the table {self.launches}")
+            for row in rows:
+                found += _row_broken(row, self.busy_ms)
+        found += _differs("busy + gap is", self.busy_ms + self.gap_ms, self.traced_wall_ms, "the traced wall", SUMS)
+        if self.overlap_ms < -1e-6:
+            found.append(f"its overlap is {self.overlap_ms:.6g} ms")
+        if self.walls_ms:
+            found += _differs("the median of its walls is", median(self.walls_ms), self.wall_ms, "its wall")
+        if self.tok_per_s and self.tokens and self.walls_ms:
+            found += _differs("tokens / wall is", self.tokens / self.wall_ms * 1e3, self.tok_per_s, "its tok/s")
+        if self.floor_ms is not None:
+            found += _differs(
+                "its floors sum to", sum(r.floor_ms or 0.0 for r in self.classes), self.floor_ms, "its floor"
+            )
+        return found
+
     def check(self, name: str) -> Check:
         """The check of that name. Raises KeyError."""
         for check in self.checks:
             if check.name == name:
                 return check
         raise KeyError(name)
+
+    @property
+    def by_role(self) -> list[ClassRow]:
+        """The rows by role: the second view of a foreign trace, or the classes where a plan made them; [] where neither."""
+        return self.roles or (self.classes if any(r.cls in ROLES_ALONE for r in self.classes) else [])
 
     def by_class(self) -> dict[str, float]:
         """Class → Σ ms over its weight types, largest first."""
@@ -167,6 +223,37 @@ class Decomposition(_Model):
         return self.model_dump(mode="json", by_alias=True)
 
 
+SUMS, ROUNDING = 1e-6, 1e-4
+"""How far a sum, and a figure derived from others, may differ from what its table says, relative."""
+
+
+def _differs(what: str, derived: float, said: float, name: str, limit: float = ROUNDING) -> list[str]:
+    if abs(derived - said) <= max(limit * abs(said), 1e-6):
+        return []
+    return [f"{what} {derived:.6g}, not {name} {said:.6g}"]
+
+
+def _row_broken(row: ClassRow, busy_ms: float) -> list[str]:
+    """A row's own figures against each other."""
+    label = f"{row.cls} {row.weight_type}".removesuffix(" -")
+    found = []
+    if row.sum_ms < 0 or row.union_ms < 0 or row.launches < 0 or row.union_ms > row.sum_ms * (1 + ROUNDING) + 1e-6:
+        found.append(f"{label} has {row.launches} launches, {row.sum_ms:.6g} ms, {row.union_ms:.6g} ms of union")
+    if busy_ms:
+        found += _differs(f"{label}'s share is", row.sum_ms / busy_ms, row.share, "what it says,")
+    if not row.gmac and (row.us_per_gmac or row.tflop_per_s):
+        found.append(f"{label} has a rate and no GMAC")
+    if row.gmac and row.us_per_gmac is not None:
+        found += _differs(f"{label}'s µs/GMAC is", row.sum_ms * 1e3 / row.gmac, row.us_per_gmac, "what it says,")
+    if row.gmac and row.sum_ms and row.tflop_per_s is not None:
+        found += _differs(f"{label}'s TFLOP/s is", 2 * row.gmac / row.sum_ms, row.tflop_per_s, "what it says,")
+    if row.floor_ms is not None and row.sol is not None and row.sum_ms:
+        found += _differs(f"{label}'s SOL is", row.floor_ms / row.sum_ms, row.sol, "what it says,")
+    if row.ratio and row.ref_us_per_gmac and row.us_per_gmac:
+        found += _differs(f"{label}'s ratio is", row.us_per_gmac / row.ref_us_per_gmac, row.ratio, "what it says,")
+    return found
+
+
 def load_decomposition(path: Path | str) -> Decomposition:
     """A decomposition from its JSON. Raises HarnessError: one sentence naming the file and the first bad field."""
     path = Path(path)
@@ -178,9 +265,22 @@ def load_decomposition(path: Path | str) -> Decomposition:
         )
     try:
         return Decomposition.model_validate(data)
-    except ValidationError as error:
+    except (ValidationError, OverflowError) as error:
+        if isinstance(error, OverflowError):
+            raise HarnessError(
+                f"{path} is no decomposition: {error}; write it again with `harness decompose --json`."
+            ) from None
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise HarnessError(
             f"{path} is no decomposition: {where}: {first['msg']}; write it again with `harness decompose --json`."
         ) from None
+
+
+def sound(table: Decomposition, path: Path | str, what: str) -> Decomposition:
+    """The table itself. Raises HarnessError where its checks failed or its sums do not hold; `what`: what needs it."""
+    if why := table.broken():
+        raise HarnessError(
+            f"{path} is not to be built on: {why[0]}; {what} needs a table whose checks pass, make it again."
+        )
+    return table

@@ -1,15 +1,18 @@
 """Diff of two decompositions or traces: what each class gained, what it cost elsewhere, and whether the two compare.
 
+Times are subtracted as they are where both sides did the same work. That they did is never assumed (`find_work`):
+
+    tokens     both sides say how many tokens they computed; with different counts times are scaled by them
+    launches   what did not change tells: kernels whose grids grow with the rows launch as many threads in all on both
+               sides (however the prefill was cut into micro-batches, and whatever became of the products in between);
+               or the same launches, each as long as before, come f times as often: then each kernel is compared per launch,
+               delta(kernel) = (µs per launch after − µs per launch before) × launches before
+    declared   the caller says so
+    totals     nobody knows: the totals are compared, and the output says that the work behind them is unknown
+
 Two windows of one length hold different amounts of work when one of them is slower, so nothing is normalised by a
-window's length. With the same tokens on both sides the class totals are the work's own and are subtracted as they are.
-With no token count, a *work factor* f is read from the launches (the time-weighted median of after/before launch counts
-over kernels that both sides have), and each kernel is compared per launch:
-
-    delta(kernel) = (µs per launch after − µs per launch before) × launches before
-
-A kernel whose count moved by more than a window's edge can explain (`EDGE`) is charged for its extra or missing
-launches too: delta = ms after / f − ms before. A class's delta is the sum over its kernels, so a mix of long and short
-launches inside a class cannot imitate a change.
+window's length. A class's delta is the sum over its kernels, so a mix of long and short launches inside a class cannot
+imitate a change. Where both sides know roles they are compared by role: kernels differ between engines, the work does not.
 
 Traced passes of one engine differ among themselves, as its clock does. Where the tables carry their passes, a class's time
 is its median over them, and a change is told only when it exceeds what the passes of both sides span together (largest
@@ -21,7 +24,7 @@ first side. What lies within noise is summed apart: net + within noise is the ch
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import PurePath
@@ -30,7 +33,9 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from harness.attribution.decomposition import Decomposition, Pass
+from harness.attribution.decomposition import ClassRow, Decomposition, Pass
+from harness.attribution.occurrences import find_repeats, main_attentions
+from harness.attribution.shapes import volume
 from harness.errors import HarnessError
 
 MOVED = 0.02
@@ -39,10 +44,27 @@ WORTH = 0.001
 """... nor did one whose change is worth less than 0.1 % of busy."""
 EDGE = 0.10
 """Launch counts may differ by 10 % (or 2 launches a device) from the work factor's before they count as changed."""
+STAYS = 0.01
+"""Threads of all launches of a kernel may differ by 1 % and count as the same: grids are rounded up to blocks."""
+SAME = 0.05
+"""A launch whose mean time differs by less than 5 % is as long as before."""
+MOST, SOME = 0.8, 0.1
+"""Parts of a side's time that must speak for a claim: of nearly everything, and of enough to be no accident."""
+GROWS = ("norm", "rope", "swiglu", "elementwise", "kv_store", "embedding", "convert", "quantize")
+"""Families whose grids grow with the rows. Products and attentions may be persistent, and a dequantise pass is as large as
+its weights."""
+PRODUCTS = ("gemm", "gemv", "gemm_fixup", "gate_up", "down", "q_o", "k_v", "lm_head", "tail")
+FOLDED = {c: "products" for c in PRODUCTS} | {
+    c: "between products"
+    for c in ("norm", "rope", "rope_kv", "kv_store", "swiglu", "elementwise", "embedding", "sampling", "convert", "copy", "memset")
+}  # fmt: skip
+"""What a class by role and a class by family have in common, where one side knows roles and the other does not."""
 CLASS_SPAN = 0.10
 """Tables that kept busy per pass but no class's time: any class may account for all that busy spans, up to this part of
 its own time (attention in three passes of one arm on an H200, under its power cap: 4.30 to 4.76 ms)."""
 
+LONGEST = 48
+"""Characters of a kernel's name in the sentence: a library's names hold every parameter of their template."""
 WINDOW_MINUTES = 30
 """Two tables without a window's name that were made further apart than this are of two windows."""
 
@@ -72,6 +94,31 @@ class Spread:
     class_ms: dict[str, float] | None  # None: the passes did not keep their classes
 
 
+@dataclass(frozen=True)
+class Shape:
+    """All launches of one kernel: how many, how long, and with how many threads and in which grids."""
+
+    ms: float
+    launches: int
+    threads: int  # Σ blocks × threads of a block; 0 where the source tells no grids
+    grids: dict[str, Amount] = field(hash=False)
+
+
+@dataclass(frozen=True)
+class Work:
+    """How the work of two sides compares, and how that is known."""
+
+    how: Literal["tokens", "launches", "declared", "totals"]
+    factor: float = 1.0  # work of the second side / work of the first
+    per_launch: bool = False
+    detail: str = ""
+
+    @property
+    def known(self) -> bool:
+        """False where the totals are compared without knowing what work is behind them."""
+        return self.how != "totals"
+
+
 @dataclass
 class Side:
     """One side of a diff, whatever it was read from. Keys of `parts` are (class, weight type, name, device)."""
@@ -89,6 +136,12 @@ class Side:
     named: bool = True  # the parts carry kernel names
     levers: dict[str, Any] = field(default_factory=dict)
     spread: Spread | None = None  # None with fewer than two traced passes
+    roles: dict[tuple[str, str, str, int], Amount] | None = None  # the same by role; None where nobody knows roles
+    by_role: bool = False  # `parts` are by role
+    shapes: dict[tuple[str, str], Shape] = field(default_factory=dict)  # by (class, name), of a trace
+    prefills: int | None = None  # that the window holds
+    count_prefills: Callable[[], int | None] | None = None  # of a trace, where they are not known yet
+    unsound: list[str] = field(default_factory=list)  # failed checks, and sums that no longer hold
 
     @property
     def busy_ms(self) -> float:
@@ -145,13 +198,22 @@ class Diff:
 
     before: Side
     after: Side
-    normalised_by: Literal["tokens", "launches"]
-    work_factor: float  # work of the second side / work of the first
+    work: Work
     classes: list[Row]
     types: list[Row]  # by (class, weight type), where a class has several
     kernels: list[Row]  # by (class, name); [] where a side has no names
     comparable: list[tuple[str, bool | None, str]]  # (what, same?, detail); None: unknown
     notes: list[str]
+
+    @property
+    def normalised_by(self) -> str:
+        """tokens, launches, declared or totals: how the work is known."""
+        return self.work.how
+
+    @property
+    def work_factor(self) -> float:
+        """Work of the second side / work of the first; 1 where it is unknown."""
+        return self.work.factor
 
     @property
     def direct_ms(self) -> float:
@@ -212,12 +274,14 @@ class Diff:
         return "; ".join(parts)
 
     def _say(self, row: Row) -> str:
-        name = short_name(str(row.key[-1]))
+        name = short_name(str(row.key[-1])) if len(row.key) > 1 else str(row.key[0])
+        name = name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…"
         if not row.before.launches:
             return f"{name} is new, {row.after.launches} launches, {row.delta_ms:+.2f} ms"
         if not row.after.launches:
             return f"{name} is gone, {row.delta_ms:+.2f} ms"
-        if self.normalised_by == "launches" and row.per_launch is not None:
+        counted = row.after.launches == row.before.launches or self.work.per_launch
+        if self.normalised_by == "launches" and counted and row.per_launch is not None and len(row.key) > 1:
             return f"{name} per launch {row.per_launch:+.0%}"
         return f"{name} {row.change:+.1%} ({row.delta_ms:+.2f} ms)"
 
@@ -247,6 +311,9 @@ class Diff:
             "after": self.after.label,
             "normalised_by": self.normalised_by,
             "work_factor": self.work_factor,
+            "work": {"known": self.work.known, "how": self.work.how, "detail": self.work.detail},
+            "unsound": [{"side": side.label, "why": why} for side in (self.before, self.after) for why in side.unsound],
+            "by_role": self.before.by_role and self.after.by_role,
             "sentence": self.sentence(),
             "classes": rows(self.classes, "class"),
             "weight_types": rows(self.types, "class", "weight_type"),
@@ -287,20 +354,28 @@ def short_name(name: str) -> str:
 def side_of_decomposition(table: Decomposition, label: str) -> Side:
     """A side from a decomposition: classes and weight types, no kernel names; each class at the median of its passes."""
     passes = _passes(table)
-    kept = all(p.class_ms for p in passes)
-    sums = table.by_class()
-    parts: dict[tuple[str, str, str, int], Amount] = {}
-    for row in table.classes:
-        key = (row.cls, row.weight_type or "-", "", 0)
-        scale = 1.0
-        if passes and kept and sums[row.cls]:
-            scale = median(p.class_ms.get(row.cls, 0.0) for p in passes) / sums[row.cls]
-        parts[key] = parts.get(key, Amount()) + Amount(row.sum_ms * scale, row.launches)
+    by_role = table.by_role is table.classes
     return Side(
-        label, parts, tokens=table.tokens, regime=table.regime, device=table.device, model=table.model, source=table.source,
+        label, _parts(table.classes, passes), tokens=table.tokens, regime=table.regime, device=table.device, model=table.model, source=table.source,
         window=str(table.provenance.get("window") or ""), created=table.created, wall_ms=table.wall_ms, named=False,
         levers=table.levers, spread=_spread(passes) if len(passes) > 1 else None,
+        roles=_parts(table.by_role, passes if by_role else []) or None, by_role=by_role, prefills=table.prefills, unsound=table.broken(),
     )  # fmt: skip
+
+
+def _parts(rows: list[ClassRow], passes: list[Pass]) -> dict[tuple[str, str, str, int], Amount]:
+    kept = bool(passes) and all(p.class_ms for p in passes)
+    sums: dict[str, float] = {}
+    for row in rows:
+        sums[row.cls] = sums.get(row.cls, 0.0) + row.sum_ms
+    parts: dict[tuple[str, str, str, int], Amount] = {}
+    for row in rows:
+        key = (row.cls, row.weight_type or "-", "", 0)
+        scale = 1.0
+        if kept and sums[row.cls]:
+            scale = median(p.class_ms.get(row.cls, 0.0) for p in passes) / sums[row.cls]
+        parts[key] = parts.get(key, Amount()) + Amount(row.sum_ms * scale, row.launches)
+    return parts
 
 
 def _passes(table: Decomposition) -> list[Pass]:
@@ -318,32 +393,66 @@ def _spread(passes: list[Pass]) -> Spread:
     return Spread(max(busy) - min(busy), (max(busy) - min(busy)) / median(busy), spans)
 
 
-def side_of_launches(launches: pd.DataFrame, label: str, *, source: str, tokens: int | None = None) -> Side:
-    """A side from a classified launch table, every device in it pooled (and kept apart in the detail)."""
+def side_of_launches(
+    launches: pd.DataFrame, label: str, *, source: str, tokens: int | None = None, prefills: int | None = None
+) -> Side:
+    """A side from a classified launch table, every device in it pooled (and kept apart in the detail).
+
+    tokens: of one prefill; prefills: how many the window holds, where somebody chose it.
+    """
     frame = pd.DataFrame(
         {
             "class": launches["class"].replace("", "other"),
             "type": launches["weight_type"],
             "name": launches["name"],
             "device": launches["device"],
+            "grid": launches["grid"],
+            "block": launches["block"],
             "ms": (launches["end_ns"] - launches["start_ns"]) / 1e6,
         }
     )
-    grouped = frame.groupby(["class", "type", "name", "device"], sort=False, observed=True)["ms"].agg(["sum", "count"])
-    parts = {
-        (str(c), str(t), str(n), int(d)): Amount(float(total), int(count))
-        for (c, t, n, d), total, count in zip(grouped.index, grouped["sum"], grouped["count"], strict=True)
-    }
+    keys = ["class", "type", "name", "device", "grid", "block"]
+    grouped = frame.groupby(keys, sort=False, observed=True)["ms"].agg(["sum", "count"])
+    parts: dict[tuple[str, str, str, int], Amount] = {}
+    shapes: dict[tuple[str, str], Shape] = {}
+    for (c, t, n, d, grid, block), total, count in zip(grouped.index, grouped["sum"], grouped["count"], strict=True):
+        key, amount = (str(c), str(t), str(n), int(d)), Amount(float(total), int(count))
+        parts[key] = parts.get(key, Amount()) + amount
+        old = shapes.get((key[0], key[2]), Shape(0.0, 0, 0, {}))
+        threads = amount.launches * volume(str(grid)) * volume(str(block))
+        old.grids[str(grid)] = old.grids.get(str(grid), Amount()) + amount
+        shapes[key[0], key[2]] = Shape(
+            old.ms + amount.ms, old.launches + amount.launches, old.threads + threads, old.grids
+        )
     devices = sorted({key[3] for key in parts})
-    return Side(label, parts, tokens=tokens, source=source, device=f"devices {', '.join(map(str, devices))}")
+
+    def count_prefills() -> int | None:
+        """Whole prefills that repeat; 1 where a forward stands alone; None where nothing tells."""
+        if len(devices) > 1:
+            return None
+        found = find_repeats(launches)
+        if found.prefills:
+            return len(found.prefills)
+        return None if found.everything or not len(main_attentions(launches)) else 1
+
+    if tokens is not None and prefills is None:
+        prefills = count_prefills()
+    return Side(
+        label, parts, tokens=tokens and tokens * (prefills or 1), source=source, device=f"devices {', '.join(map(str, devices))}",
+        shapes=shapes, prefills=prefills, count_prefills=count_prefills,
+    )  # fmt: skip
 
 
 # --- comparing ---------------------------------------------------------------------------------------------------------
 
 
-def diff(before: Side, after: Side, *, across_windows: bool = False) -> Diff:
-    """Compares two sides. Raises HarnessError when a side is empty, or when absolute figures would be subtracted across
-    two named windows, regimes or devices that nobody declared comparable (`across_windows`)."""
+def diff(before: Side, after: Side, *, across_windows: bool = False, equal_work: bool = False) -> Diff:
+    """Compares two sides. `equal_work`: the caller declares that both did the same.
+
+    Raises HarnessError when a side is empty, when absolute figures would be subtracted across two named windows, regimes or
+    devices that nobody declared comparable (`across_windows`), and when one prefill would be compared with several, or a
+    decomposition with a trace of other work.
+    """
     for side in (before, after):
         if not side.parts or side.busy_ms <= 0:
             raise HarnessError(f"{side.label} holds no device time; there is nothing to compare.")
@@ -356,27 +465,31 @@ def diff(before: Side, after: Side, *, across_windows: bool = False) -> Diff:
             f"{before.label} and {after.label} differ in {' and '.join(clash)} ({details}), and absolute times of two windows are "
             "not subtracted; measure both in one window (`harness ab`), or declare it with --across-windows."
         )
-    notes = []
-    if by_tokens:
-        factor = after.tokens / before.tokens  # type: ignore[operator]
-        if factor != 1:
+    work = Work("declared", detail="equal work was declared") if equal_work else find_work(before, after)
+    factor = work.factor
+    notes = [f"{side.label} is unsound: {why}" for side in (before, after) for why in side.unsound[:2]]
+    before, after = _by_role(before, after, notes)
+    named = before.named and after.named
+    if not work.per_launch:
+        if work.how == "tokens" and factor != 1:
             notes.append(
                 f"token counts differ ({before.tokens} and {after.tokens}): times are scaled by tokens, which flatters or "
                 "punishes attention (quadratic) and every class with a fixed cost; read shares and µs/GMAC instead."
             )
+        if not work.known:
+            notes.append(f"work unknown: the totals are compared as they are ({work.detail}); {_DECLARE}.")
         classes = _scaled(before.by(0), after.by(0), factor)
         types = _scaled(before.by(0, 1), after.by(0, 1), factor)
-        kernels = _scaled(before.by(0, 2), after.by(0, 2), factor) if before.named and after.named else []
+        kernels = _scaled(before.by(0, 2), after.by(0, 2), factor) if named else []
     else:
-        factor = _work_factor(before.by(0, 1, 2), after.by(0, 1, 2))
         devices = len({k[3] for k in before.parts})
         fine = _per_launch(before.by(0, 1, 2), after.by(0, 1, 2), factor, devices)
-        kernels = _gather(fine, (0, 2)) if before.named and after.named else []
+        kernels = _gather(fine, (0, 2)) if named else []
         classes, types = _gather(fine, (0,)), _gather(fine, (0, 1))
-        if abs(factor - 1) > 0.005:
-            notes.append(
-                f"the second window holds {factor:.1%} of the first one's launches: compared per launch, at the first one's count."
-            )
+        notes.append(
+            f"the second window holds {factor:.1%} of the first one's launches: compared per launch, at the first one's count."
+        )
+    if named:
         notes += _disagreeing_devices(before, after, kernels)
     several = {c for (c,) in before.by(0) if sum(k[0] == c for k in before.by(0, 1) | after.by(0, 1)) > 1}
     if across_windows and clash:
@@ -387,9 +500,159 @@ def diff(before: Side, after: Side, *, across_windows: bool = False) -> Diff:
         _with_noise(r, before, after, factor) for r in sorted(classes, key=lambda r: -max(r.before.ms, r.after.ms))
     ]
     return Diff(
-        before, after, "tokens" if by_tokens else "launches", factor, order,
+        before, after, work, order,
         [r for r in types if r.key[0] in several], sorted(kernels, key=lambda r: -abs(r.delta_ms)), comparable, notes,
     )  # fmt: skip
+
+
+_DECLARE = "say what was computed with --tokens A:B, choose one prefill of each with --occurrence A:B or --range, or declare --equal-work"
+
+
+def find_work(before: Side, after: Side) -> Work:
+    """How the work of two sides compares, by what they say or by what did not change.
+
+    Raises HarnessError where one prefill would be compared with several, or a decomposition with a trace whose launches
+    are others.
+    """
+    if before.tokens and after.tokens:
+        if (before.prefills or 1) != (after.prefills or 1):
+            raise _several(before, after)
+        same = before.tokens == after.tokens
+        return Work(
+            "tokens", after.tokens / before.tokens,
+            detail=f"{before.tokens} tokens on both sides" if same else f"{before.tokens} and {after.tokens} tokens",
+        )  # fmt: skip
+    if before.shapes and after.shapes:
+        found = _equal_by_shapes(before, after) or _repeated(before, after)
+        if found:
+            return found
+        for side in (before, after):
+            if side.prefills is None and side.count_prefills:
+                side.prefills = side.count_prefills()
+        if before.prefills and after.prefills and before.prefills != after.prefills:
+            raise _several(before, after)
+        return Work("totals", detail="no launches tell that both sides computed the same")
+    stay, times = _class_counts(before, after)
+    if bool(before.shapes) != bool(after.shapes) and stay < 0.5:
+        one, other = (before, after) if after.shapes else (after, before)
+        raise HarnessError(
+            f"{one.label} is a decomposition and {other.label} a trace of another window (their launches differ); decompose "
+            f"that window with `harness decompose --trace`, or {_DECLARE}."
+        )
+    if times is not None or (before.prefills or 1) != (after.prefills or 1):
+        raise _several(before, after, times)
+    return Work("totals", detail="a side does not say how many tokens it computed")
+
+
+def _several(before: Side, after: Side, times: float | None = None) -> HarnessError:
+    first, second = before.prefills or 1, after.prefills or 1
+    if first != second:
+        text = f"{before.label} holds {first} prefill{'s' * (first > 1)} and {after.label} {second}"
+    else:
+        text = f"{after.label} has {times:g} × the launches of {before.label} in every class"
+    return HarnessError(f"{text}, and one prefill is not compared with several; {_DECLARE}.")
+
+
+def _equal_by_shapes(before: Side, after: Side) -> Work | None:
+    """Equal work where most of what grows with the rows has as many threads in all; without any such kernel, where most of
+    what both sides launch stays."""
+    shared = [k for k in before.shapes if k in after.shapes and k[0] not in ("copy", "memset", "communication")]
+    growing = [k for k in shared if k[0] in GROWS]
+    told = growing or shared
+    if not told:
+        return None
+
+    def stays(key: tuple[str, str]) -> bool:
+        b, a = before.shapes[key], after.shapes[key]
+        if b.threads and a.threads:
+            return abs(a.threads - b.threads) <= STAYS * max(a.threads, b.threads)
+        return a.launches == b.launches
+
+    staying = [k for k in told if stays(k)]
+    for side in (before, after):
+        ms = sum(side.shapes[k].ms for k in staying)
+        if ms < 0.5 * sum(side.shapes[k].ms for k in told) or (not growing and ms < SOME * side.busy_ms):
+            return None
+    launches = sum(before.shapes[k].launches for k in staying)
+    what = "classes that grow with the rows" if growing else "what both sides launch"
+    return Work("launches", detail=f"equal work: {launches} launches of {what} stay ({_kinds(staying)})")
+
+
+def _kinds(keys: list[tuple[str, str]]) -> str:
+    return ", ".join(dict.fromkeys(c for c, _ in keys))
+
+
+def _repeated(before: Side, after: Side) -> Work | None:
+    """The same launches, as long as before, another number of times: two windows of one length, or more repetitions."""
+    b = {
+        (k, g): amount
+        for k, s in before.shapes.items()
+        for g, amount in s.grids.items()
+        if k[0] not in ("copy", "memset")
+    }
+    a = {
+        (k, g): amount
+        for k, s in after.shapes.items()
+        for g, amount in s.grids.items()
+        if k[0] not in ("copy", "memset")
+    }
+    shared = [k for k in b if k in a]
+    if not shared or any(sum(side[k].ms for k in shared) < MOST * sum(x.ms for x in side.values()) for side in (b, a)):
+        return None
+    factor = _work_factor({k: b[k] for k in shared}, a)
+    devices = len({k[3] for k in before.parts})
+    agree = [
+        k
+        for k in shared
+        if abs(a[k].launches - factor * b[k].launches) <= max(2 * devices, EDGE * factor * b[k].launches)
+    ]
+    as_long = [k for k in agree if abs((a[k].us_per_launch or 0) / (b[k].us_per_launch or 1) - 1) <= SAME]
+    for side in (b, a):
+        total = sum(side[k].ms for k in shared)
+        if sum(side[k].ms for k in agree) < MOST * total or sum(side[k].ms for k in as_long) < SOME * total:
+            return None
+    return Work(
+        "launches", factor, per_launch=True, detail=f"the same launches {factor:.3f} × as often, {_kinds([k for k, _ in as_long])} as long as before"
+    )  # fmt: skip
+
+
+def _class_counts(before: Side, after: Side) -> tuple[float, float | None]:
+    """(part of the time in classes whose launches stay, whole times as many launches of nearly everything or None)."""
+    b, a = ({k: x for k, x in side.by(0).items() if k[0] not in ("copy", "memset")} for side in (before, after))
+    shared = [k for k in b if k in a and b[k].launches and a[k].launches]
+    total = [max(sum(x.ms for x in side.values()), 1e-12) for side in (b, a)]
+    stay = min(
+        sum(s[k].ms for k in shared if a[k].launches == b[k].launches) / t for s, t in zip((b, a), total, strict=True)
+    )
+    ratio = _work_factor({k: b[k] for k in shared}, a)
+    whole = ratio if ratio >= 1 else 1 / ratio
+    exact = [k for k in shared if a[k].launches == ratio * b[k].launches]
+    most = all(sum(s[k].ms for k in exact) >= MOST * t for s, t in zip((b, a), total, strict=True))
+    return stay, ratio if most and whole > 1.5 and whole == round(whole) else None
+
+
+def _by_role(before: Side, after: Side, notes: list[str]) -> tuple[Side, Side]:
+    """Both sides in classes that both have: by role where both know roles, folded where one is by role and the other not."""
+    if before.roles is not None and after.roles is not None:
+        return (
+            replace(before, parts=before.roles, by_role=True, named=False),
+            replace(after, parts=after.roles, by_role=True, named=False),
+        )
+    if before.by_role == after.by_role:
+        return before, after
+    notes.append(
+        "only one side knows roles, so products are compared together; decompose the other with --gguf to compare by role."
+    )
+    return _folded(before), _folded(after)
+
+
+def _folded(side: Side) -> Side:
+    parts: dict[tuple[str, str, str, int], Amount] = {}
+    for (cls, _, _, device), amount in side.parts.items():
+        key = (FOLDED.get(cls, cls), "-", "", device)
+        parts[key] = parts.get(key, Amount()) + amount
+    spread = side.spread and replace(side.spread, class_ms=None)
+    return replace(side, parts=parts, named=False, spread=spread)
 
 
 def compare(before: Side, after: Side) -> list[tuple[str, bool | None, str]]:
@@ -438,7 +701,8 @@ def _per_launch(before: dict[tuple, Amount], after: dict[tuple, Amount], factor:
         b, a = before.get(key, Amount()), after.get(key, Amount())
         slack = max(2 * devices, EDGE * factor * b.launches)
         if b.launches and a.launches and abs(a.launches - factor * b.launches) <= slack:
-            delta = (a.ms / a.launches - b.ms / b.launches) * b.launches
+            delta = a.ms * b.launches / a.launches - b.ms
+            delta = 0.0 if abs(delta) <= 1e-12 * b.ms else delta
         else:
             delta = a.ms / factor - b.ms
         rows.append(Row(key, b, a, delta))

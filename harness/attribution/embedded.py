@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -53,6 +54,7 @@ def decompose_prefill(
     reference: Decomposition | Mapping[str, float] | None = None,
     one_window: bool = True,
     with_ceilings: bool = True,
+    ceilings_path: Path | None = None,
     source: str = "auto",
     report: Report | None = None,
 ) -> Result:
@@ -71,7 +73,8 @@ def decompose_prefill(
     with open_engine(loaded, levers, backend=chosen, progress=report) as engine:
         return decompose_engine(
             engine, loaded, tokens, protocol, tracer=tracer,
-            regime=regime, runs=runs, reference=reference, one_window=one_window, with_ceilings=with_ceilings, report=report,
+            regime=regime, runs=runs, reference=reference, one_window=one_window, with_ceilings=with_ceilings,
+            ceilings_path=ceilings_path, report=report,
         )  # fmt: skip
 
 
@@ -87,6 +90,7 @@ def decompose_engine(
     reference: Decomposition | Mapping[str, float] | None = None,
     one_window: bool = True,
     with_ceilings: bool = True,
+    ceilings_path: Path | None = None,
     report: Report | None = None,
 ) -> Result:
     """The same on an open engine; `model` is what it was opened with. A tracer of another process closes the engine."""
@@ -94,7 +98,13 @@ def decompose_engine(
     part = protocol.of(engine.name)
     plan = engine.plan(tokens)  # too many tokens are an error before anything is measured
     ceilings = None
-    if with_ceilings:
+    if ceilings_path is not None:
+        ceilings = roofline.load_ceilings(ceilings_path, regime, "")
+        if ceilings.backend != engine.name:
+            raise HarnessError(
+                f"{ceilings_path} has ceilings of the {ceilings.backend} backend, and the engine runs on {engine.name}; measure them there."
+            )
+    elif with_ceilings:
         ceilings = roofline.ceilings_for(engine.name, regime, plan=plan, threads=_threads(engine), report=report)
 
     tracer = tracer or _tracer("auto", engine.name, None, None, regime, protocol)
@@ -127,7 +137,7 @@ def decompose_engine(
         )
 
     result = attribute()
-    if ceilings and not result.check("possibility").ok:
+    if ceilings and ceilings_path is None and not result.check("possibility").ok:
         # A ceiling that was measured in a bad moment is beaten by honest work: measure again, and only then believe it.
         raised = roofline.ceilings_for(
             engine.name, regime, plan=plan, threads=_threads(engine), report=report, fresh=True

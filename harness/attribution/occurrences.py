@@ -3,10 +3,15 @@
 A trace of a benchmark holds what came before (a model's upload), and then the same forward several times. Layers repeat
 too, but their repetition breaks at every forward's end, so only the forward's own period holds from its first launch to
 its last one. Names and grids are compared, never times.
+
+A window of one forward has no other repetition than its layers, and they must not pass for prefills: what repeats with
+one attention is a layer, and so is a group of layers with a head's product after the last repetition. Where a model says
+how many layers a forward has, its attentions count the forwards.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
@@ -16,14 +21,38 @@ MIN_LAUNCHES = 4
 """Shorter repetitions are loops of one operator, not forwards."""
 
 
-def find_occurrences(launches: pd.DataFrame) -> list[np.ndarray]:
-    """Row positions of every repetition, in order: kernels, and the copies and memsets that go with them.
+@dataclass(frozen=True)
+class Repeats:
+    """What repeats in a launch table, and the whole prefills among it."""
 
-    `launches` is one device's table, ordered by start. Empty where nothing repeats at least twice.
+    prefills: list[np.ndarray] = field(default_factory=list)  # row positions of each; [] where no whole prefill repeats
+    count: int = 0  # repetitions of the sequence that was found, prefills or not
+    launches: int = 0  # kernels of one repetition
+    attentions: int = 0  # of one repetition
+    everything: bool = False  # no kernel lies outside the repetitions: nothing runs once a forward
+
+    def why_none(self) -> str:
+        """Why no whole prefill repeats, as a clause."""
+        if not self.count:
+            return "no launch sequence repeats"
+        each = "one attention" if self.attentions == 1 else f"{self.attentions} attentions"
+        return f"what repeats are {self.count} layers or groups of layers ({self.launches} launches, {each} each)"
+
+
+def find_occurrences(launches: pd.DataFrame) -> list[np.ndarray]:
+    """Row positions of every whole prefill that repeats, in order; see `find_repeats`."""
+    return find_repeats(launches).prefills
+
+
+def find_repeats(launches: pd.DataFrame, layers: int | None = None) -> Repeats:
+    """Every repetition of a prefill: kernels, and the copies and memsets that go with them.
+
+    `launches` is one device's table, ordered by start; its classes tell attentions, where it is classified.
+    `layers`: of the model, where it is known.
     """
     kernels = np.flatnonzero(launches["kind"].isin(["kernel", "graph"]).to_numpy())
     if len(kernels) < 2 * MIN_LAUNCHES:
-        return []
+        return Repeats()
     name, _ = pd.factorize(launches["name"].to_numpy(object)[kernels])
     grid, _ = pd.factorize(launches["grid"].to_numpy(object)[kernels])
     exact = np.unique(name * (grid.max() + 1) + grid, return_inverse=True)[1]
@@ -33,13 +62,58 @@ def find_occurrences(launches: pd.DataFrame) -> list[np.ndarray]:
     if found is None:
         keys, found = name, repeating_run(name)
     if found is None:
-        return []
+        return Repeats()
     first, period, count = found
     end = _extended(keys, first, first + (count - 1) * period, period)[1]
     first += _phase(launches, kernels, first, period, count, end)
+    attention = np.isin(kernels, main_attentions(launches))
+    each = int(attention[first : first + period].sum())
+    about = Repeats([], count, period, each, first == 0 and first + period * count == len(kernels))
+    together = _in_a_prefill(launches, kernels, keys, attention, (first, period, count), each, layers)
+    if not together or count // together < 2:
+        return about
+    period, count = period * together, count // together
     bounds = [kernels[first + i * period] for i in range(count)]
     last = kernels[first + count * period - 1]
-    return _with_copies(launches, bounds, last)
+    return Repeats(_with_copies(launches, bounds, last), about.count, about.launches, each, about.everything)
+
+
+def _in_a_prefill(launches: pd.DataFrame, kernels: np.ndarray, keys: np.ndarray, attention: np.ndarray,
+                  run: tuple[int, int, int], each: int, layers: int | None) -> int:  # fmt: skip
+    """How many repetitions one prefill is made of; 0 where they are layers of prefills that nothing tells apart."""
+    first, period, count = run
+    if layers is not None and attention.any():
+        if each and each % layers == 0:
+            return 1
+        return layers // each if each and layers % each == 0 and count % (layers // each) == 0 else 0
+    if not attention.any():
+        return 1  # no attention is known by name: what repeats is all there is to go by
+    if each < 2:
+        return 0
+    # A head's product that ran once, after the last repetition and no other attention: those were groups of layers.
+    after = slice(first + period * count, len(keys))
+    inside = set(keys[first : first + period].tolist())
+    product = launches["class"].isin(PRODUCTS).to_numpy()[kernels]
+    head = any(k not in inside for k in keys[after][product[after]].tolist())
+    return 0 if head and all(k in inside for k in keys[after][attention[after]].tolist()) else 1
+
+
+PRODUCTS = ("gemm", "gemv")
+"""Families of a matrix product."""
+
+
+def main_attentions(launches: pd.DataFrame) -> np.ndarray:
+    """Rows of the attention kernel that does the work (fix-ups and masks beside it take little time)."""
+    from harness.attribution.classify import split_name
+
+    rows = np.flatnonzero((launches["class"] == "attention").to_numpy())
+    if len(rows) == 0:
+        return rows
+    name = launches["name"].to_numpy(object)[rows]
+    time = pd.Series((launches["end_ns"] - launches["start_ns"]).to_numpy()[rows]).groupby(name).sum()
+    # One name may come in variants (block sizes by length of the keys): those of the same function count together.
+    main = split_name(str(time.idxmax()))[0]
+    return rows[np.isin(name, [n for n in time.index if split_name(n)[0] == main])]
 
 
 def repeating_run(keys: np.ndarray) -> tuple[int, int, int] | None:

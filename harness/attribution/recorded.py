@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, field, fields
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,8 @@ import pandas as pd
 from engine.digest import sha256_of
 from harness import launches as table_of
 from harness.attribution import gaps
-from harness.attribution.classify import Match, classify_launches, load_rules
+from harness.attribution.classify import Match, Rules, classify_launches, load_rules
+from harness.attribution.decomposition import Check
 from harness.attribution.recording import Seen, checks_of, notes_of
 from harness.errors import HarnessError
 from harness.sources.trace import Trace
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from engine.geometry import Geometry
+    from harness.attribution.roles import Attributed
 
 
 @dataclass
@@ -59,17 +62,20 @@ def load_recorded(
     tail: str | None = None,
     tokens: int | None = None,
     source: str = "auto",
+    with_upload: bool = False,
 ) -> Recorded:
     """Reads, cuts, classifies and, with a geometry, attributes a trace.
 
     device: CUDA ordinal; needed where the trace holds several. range_: an NVTX range or profiler annotation.
-    occurrence: the K-th prefill by the repeating launch sequence, or with a range the K-th of that name, from 1.
+    occurrence: the K-th whole prefill by the repeating launch sequence, or with a range the K-th of that name, from 1.
     gguf: a GGUF file or a geometry preset. tail: what the last layer computes; llama.cpp's names mean ffn_last_row, others full.
+    tokens: of one prefill. with_upload: keep the model's upload in the window, which a `gguf` leaves out of it.
 
     Raises HarnessError (one sentence) for a file that cannot be read, several devices without a choice, a window that is
     not there, and rules that are wrong.
     """
     named = load_rules(rules)
+    geometry = geometry_of(gguf) if gguf is not None else None
     trace, inside = _read(path, source, range_)
     table, device = _one_device(trace.launches, device, path)
     if table["kind"].isin(["memcpy", "memset"]).all():
@@ -77,36 +83,38 @@ def load_recorded(
             f"{path} holds no kernel on device {device}, only {len(table)} copies and memsets; record a window in which the forward runs."
         )
     notes = list(trace.notes)
-    if range_ is not None:
-        window = _ranges(trace.launches, inside, device, range_, occurrence, notes)
-    elif occurrence is not None:
-        window = _occurrence(table, occurrence, path, notes)
-    else:
-        window = Window(table, [(int(table["start_ns"].min()), int(table["end_ns"].max()))])
-    seen = Seen(trace, device, window.spans, whole=range_ is None and occurrence is None)
-    notes += notes_of(trace.found)
-    gap_parts = window.overheads(trace.overheads, notes)
-    table, wall_ns = window.closed()
-    if (table["class"] != "").any() and not rules:
-        matches: dict[tuple[str, str], Match] = {}  # saved by ourselves: attributed by tag, better than by name
-    else:
-        table, matches = classify_launches(table, named)
+    whole = range_ is None and occurrence is None
+    window, matches = _window(trace, inside, table, device, path, named, rules, range_, occurrence, geometry, notes)
     about: dict[str, Any] = {
         "tokens": tokens,
         "model": "",
         "source": trace.source,
         "device": trace.gpus.get(device, f"device {device}"),
         "notes": notes,
-        "gap_parts_ms": gap_parts,
-        "more_checks": checks_of(seen),
-        **_gap(seen, table),
         "provenance": {"trace": path.name, "trace_sha256": sha256_of(path), "gpu": trace.gpus.get(device, "")},
     }
-    recorded = Recorded(table, wall_ns, about, matches=matches)
+    recorded = Recorded(window.launches, 0, about, matches=matches)
+    told = _attribute(recorded, geometry, tokens, tail) if geometry is not None else None
+    window.launches = recorded.launches
+    if trace.saved is not None:
+        pass  # the table says itself what it holds
+    elif about.get("prefill_walls_ns") == []:
+        pass  # the trace contradicts the tokens that were given
+    elif whole:
+        window = _prefills(recorded, window, told, geometry, tokens, with_upload=with_upload)
+    elif range_ is None:
+        about["prefills"] = 1
+    elif len(window.spans) > 1 and tokens:
+        about["prefill_walls_ns"] = []
+        notes.append(f"no tok/s: the window joins {len(window.spans)} ranges; choose one with --occurrence")
+    seen = Seen(trace, device, window.spans, whole=whole and len(window.launches) == len(table))
+    notes += notes_of(trace.found)
+    about["gap_parts_ms"] = window.overheads(trace.overheads, notes)
+    recorded.launches, recorded.wall_ns = window.closed()
+    about |= _gap(seen, recorded.launches)
+    about["more_checks"] = [*checks_of(seen), *about.get("more_checks", [])]
     if trace.saved is not None:
         _as_saved(recorded, trace.saved, path, whole=occurrence is None)
-    if gguf is not None:
-        _attribute(recorded, geometry_of(gguf), tokens, tail)
     return recorded
 
 
@@ -132,21 +140,143 @@ def _as_saved(recorded: Recorded, saved: table_of.Saved, path: Path, *, whole: b
     about["tokens"] = saved.tokens or about["tokens"]
 
 
+def _window(trace: Trace, inside: list[tuple[str, np.ndarray]], table: pd.DataFrame, device: int, path: Path, named: Rules,
+            rules: Sequence[Path] | None, range_: str | None, occurrence: int | None, geometry: Geometry | None,
+            notes: list[str]) -> tuple[Window, dict[tuple[str, str], Match]]:  # fmt: skip
+    """The window that was asked for, classified by family, and what each name was found to be."""
+    if range_ is not None:
+        window = _ranges(trace.launches, inside, device, range_, occurrence, notes)
+        window.launches, matches = _classified(window.launches, named, rules)
+        return window, matches
+    table, matches = _classified(table, named, rules)
+    if occurrence is not None:
+        return _occurrence(table, occurrence, path, notes, geometry.layers if geometry else None), matches
+    return Window(table, [(int(table["start_ns"].min()), int(table["end_ns"].max()))]), matches
+
+
+def _classified(
+    table: pd.DataFrame, named: Rules, rules: Sequence[Path] | None
+) -> tuple[pd.DataFrame, dict[tuple[str, str], Match]]:
+    """By family; a table saved by ourselves keeps its classes: attributed by tag, better than by name."""
+    if (table["class"] != "").any() and not rules:
+        return table, {}
+    return classify_launches(table, named)
+
+
+UPLOAD = 0.5
+"""Copies to the device ahead of the first prefill that hold at least half of the model's bytes are its upload."""
+LEAST_UPLOAD = 64 << 20
+"""... of at least this many bytes: the inputs of a toy model are larger than its weights."""
+QUICK = 100_000
+"""Launches in which prefills are looked for without being asked to (0.1 s; a million take a second)."""
+
+
+def _prefills(recorded: Recorded, window: Window, told: Attributed | None, geometry: Geometry | None, tokens: int | None,
+              *, with_upload: bool) -> Window:  # fmt: skip
+    """The prefills of a whole recording: how many, how long each, and without the model's upload ahead of the first.
+
+    Fills `about`: tokens (of all of them), prefills, prefill_walls_ns (empty: nothing tells what one is).
+    """
+    from harness.attribution.occurrences import find_repeats
+
+    about, notes, table = recorded.about, recorded.notes, window.launches
+    if told is None and tokens is None and len(table) > QUICK:
+        return window
+    repeats = find_repeats(table, geometry.layers if geometry else None)
+    found = repeats.prefills
+    if told is not None and len(found) != told.prefills:
+        edges = [*told.first_rows, len(table)]
+        found = [np.arange(a, b) for a, b in pairwise(edges)]
+        found[0] = np.arange(_after_upload(table, edges[0], geometry), edges[1])
+    start, end = table["start_ns"].to_numpy(), table["end_ns"].to_numpy()
+    if found:
+        about["prefills"] = len(found)
+        about["prefill_walls_ns"] = [int(end[rows].max() - start[rows].min()) for rows in found]
+        about["tokens"] = (told.tokens if told else tokens or 0) * len(found) or None
+        if len(found) > 1:
+            what = f"{len(found)} prefills" if told else f"{len(found)} × the same launches"
+            speed = "tok/s is the median one's; " if about["tokens"] else ""
+            notes.append(f"{what} in the window: {speed}--occurrence 1 to {len(found)} chooses one")
+    elif tokens and repeats.everything and repeats.count > 1:
+        about["prefill_walls_ns"] = []
+        notes.append(
+            f"no tok/s: the launch sequence repeats {repeats.count} × and nothing runs once, so layers of one prefill and several "
+            "prefills look alike; name one with --occurrence and --gguf (which counts layers), or with --range"
+        )
+    first = int(found[0][0]) if found else 0
+    copies = _uploaded(table, first, geometry)
+    if copies is None:
+        return window
+    copied = int(copies["bytes"].fillna(0).sum())
+    ms = (copies["end_ns"] - copies["start_ns"]).sum() / 1e6
+    upload = f"a model upload ahead of the first prefill ({len(copies)} copies, {copied / 1e9:.2f} GB, {ms:,.1f} ms)"
+    if with_upload or told is None:
+        notes.append(
+            f"{upload} is in the window{', as asked' if with_upload else '; --occurrence or --gguf leaves it out'}"
+        )
+        return window
+    notes.append(f"{upload} is left out of the window with all that ran before the prefill; --with-upload keeps it")
+    if recorded.roles is not None:
+        recorded.roles = recorded.roles.iloc[first:].reset_index(drop=True)
+    rest = recorded.launches.iloc[first:].reset_index(drop=True)
+    return Window(rest, [(int(rest["start_ns"].min()), int(rest["end_ns"].max()))])
+
+
+def _uploaded(table: pd.DataFrame, row: int, geometry: Geometry | None) -> pd.DataFrame | None:
+    """The copies to the device ahead of a row, where they are a model's upload."""
+    ahead = table.iloc[:row]
+    copies = ahead[ahead["name"].str.contains("HtoD")]
+    least = max(UPLOAD * model_bytes(geometry) if geometry else 0, LEAST_UPLOAD)
+    return copies if copies["bytes"].fillna(0).sum() >= least else None
+
+
+def _after_upload(table: pd.DataFrame, row: int, geometry: Geometry | None) -> int:
+    """Where the first prefill starts, whose first layer starts at `row`: at the table's start, or behind the upload, cut where
+    the device waits longest ahead of the first kernel (its inputs' copies are the prefill's)."""
+    copies = _uploaded(table, row, geometry)
+    if copies is None:
+        return 0
+    sizes = copies["bytes"].fillna(0).cumsum().to_numpy(dtype=np.int64)
+    most = int(copies.index[np.searchsorted(sizes, 0.9 * sizes[-1])])
+    kernels = np.flatnonzero((table["kind"] == "kernel").to_numpy())
+    high = int(kernels[np.searchsorted(kernels, most)])
+    between = np.arange(most + 1, high + 1)
+    start = table["start_ns"].to_numpy()
+    reach = np.maximum.accumulate(table["end_ns"].to_numpy())
+    return int(between[np.argmax(start[between] - reach[between - 1])])
+
+
+def model_bytes(geometry: Geometry) -> int:
+    """Bytes of the model's matrices as its file stores them."""
+    from engine.plan import element_bytes
+
+    total = 0
+    for tensor, kind in geometry.weight_types.items():
+        n, k = geometry.matrix_shape(tensor)
+        total += element_bytes(kind, n * k)
+    return total
+
+
 def read_trace(path: Path, source: str = "auto") -> Trace:
     """All launches of a trace file on every device, unclassified, whatever recorded it. Raises HarnessError."""
     return _read(path, source, None)[0]
 
 
 def classified_launches(
-    path: Path, *, device: int | None = None, rules: Sequence[Path] | None = None
-) -> tuple[pd.DataFrame, str]:
-    """(launches by family, source) of a trace file; every device of it unless one is named. Raises HarnessError."""
+    path: Path, *, device: int | None = None, rules: Sequence[Path] | None = None, range_: str | None = None,
+    occurrence: int | None = None,
+) -> tuple[pd.DataFrame, str]:  # fmt: skip
+    """(launches by family, source) of a trace file; every device of it unless one is named, or a window is chosen.
+
+    range_, occurrence: as for `load_recorded`. Raises HarnessError.
+    """
     named = load_rules(rules)
-    trace = read_trace(path)
-    table = trace.launches if device is None else _one_device(trace.launches, device, path)[0]
-    if not rules and (table["class"] != "").any():
-        return table, trace.source
-    return classify_launches(table, named)[0], trace.source
+    trace, inside = _read(path, "auto", range_)
+    if range_ is None and occurrence is None and device is None:
+        return _classified(trace.launches, named, rules)[0], trace.source
+    table, device = _one_device(trace.launches, device, path)
+    window, _ = _window(trace, inside, table, device, path, named, rules, range_, occurrence, None, [])
+    return window.launches, trace.source
 
 
 def _read(path: Path, source: str, range_: str | None) -> tuple[Trace, list[tuple[str, np.ndarray]]]:
@@ -293,13 +423,20 @@ def _without(spans: list[tuple[int, int]], taken: list[tuple[int, int]]) -> list
     return left
 
 
-def _occurrence(table: pd.DataFrame, k: int, path: Path, notes: list[str]) -> Window:
-    from harness.attribution.occurrences import find_occurrences
+def _occurrence(table: pd.DataFrame, k: int, path: Path, notes: list[str], layers: int | None) -> Window:
+    """The K-th whole prefill of a classified table. Raises HarnessError where there are not as many, or only one."""
+    from harness.attribution.occurrences import find_repeats
 
-    found = find_occurrences(table)
-    if not found:
+    repeats = find_repeats(table, layers)
+    found = repeats.prefills
+    if not found and not repeats.count:
         raise HarnessError(
             f"no launch sequence repeats in {path}, so there is no --occurrence {k}; name an NVTX --range instead."
+        )
+    if not found:
+        raise HarnessError(
+            f"{path} holds one prefill as far as its launches tell ({repeats.why_none()}), so there is no --occurrence {k}; leave it "
+            f"out{'' if layers else ', give --gguf where there are several prefills'}, or name an NVTX --range."
         )
     if k > len(found):
         raise HarnessError(
@@ -361,11 +498,12 @@ def geometry_of(model: str) -> Geometry:
     return open_model(path).geometry
 
 
-def _attribute(recorded: Recorded, geometry: Geometry, tokens: int | None, tail: str | None) -> None:
-    """MACs, layers and roles from the ledger of `geometry`, in place."""
-    from harness.attribution.roles import RolesUnknown, apportion, attribute, build
+def _attribute(recorded: Recorded, geometry: Geometry, tokens: int | None, tail: str | None) -> Attributed | None:
+    """MACs, layers and roles from the ledger of `geometry`, in place; None where the launches do not fit it."""
+    from harness.attribution.roles import RolesUnknown, attribute
 
-    about, notes = recorded.about, recorded.about["notes"]
+    about, notes = recorded.about, recorded.notes
+    given = tail is not None
     if tail is None:
         tail = "ffn_last_row" if _is_llama_cpp(recorded) else "full"
         notes.append(
@@ -375,26 +513,54 @@ def _attribute(recorded: Recorded, geometry: Geometry, tokens: int | None, tail:
     about["levers"] = {"tail": tail}
     try:
         told = attribute(recorded.launches, recorded.matches, geometry, tokens=tokens, tail=tail)
+        if _is_llama_cpp(recorded):
+            check_logits(recorded.launches, geometry)
     except RolesUnknown as why:
-        if tokens is None:
-            raise HarnessError(
-                f"roles do not follow from the launch order ({why}), and without them the trace does not tell its tokens; give --tokens."
-            ) from None
-        plan = build(geometry, tokens, tail)
-        recorded.launches = apportion(recorded.launches, plan, 1)
+        what = "--gguf, --tokens or --tail" if given else "--gguf or --tokens"
+        if why.contradicted:
+            about["prefill_walls_ns"] = []
+        about.setdefault("more_checks", []).append(
+            Check(
+                name="plan", ok=not why.contradicted,
+                detail=f"the ledger is not charged: {why}; give the {what} of this recording, or the window of one prefill"
+                if why.contradicted
+                else f"tokens and model as given, not checked: {why}",
+            )
+        )  # fmt: skip
         notes.append(
-            f"no roles: {why}; GMAC are the ledger's of one prefill of {tokens} tokens per weight type and class (where the trace holds "
-            "several, choose one with --occurrence), and a single launch's share of them is by its duration"
+            f"no roles and no GMAC: {why}; "
+            + (f"correct {what}, or choose one prefill with --occurrence or --range" if why.contradicted else why.hint)
         )
-        return
+        return None
     recorded.launches, recorded.roles = told.launches, told.roles
     about["tokens"] = told.tokens * told.prefills
+    about["prefills"] = told.prefills
     gmac = told.plan.macs / 1e9
+    about.setdefault("more_checks", []).append(
+        Check(name="plan", ok=True, detail=f"{gmac * told.prefills:,.3f} GMAC booked once: {told.fits}")
+    )
     chunks = f" in {len(told.chunks)} chunks of {_counted(told.chunks)} rows" if len(told.chunks) > 1 else ""
     notes.append(
-        f"{told.prefills} prefill{'s' if told.prefills > 1 else ''} of {told.tokens} tokens{chunks}, {gmac:,.1f} GMAC each; roles from launch order, "
-        "weight types checked against the ledger"
+        f"{told.prefills} prefill{'s' if told.prefills > 1 else ''} of {told.tokens} tokens{chunks}, {gmac:,.1f} GMAC each; roles from launch order"
     )
+    if told.stray:
+        notes.append(
+            f"products that are no matrix of the model are left without GMAC: {', '.join(n[:60] for n in told.stray)}"
+        )
+    return told
+
+
+def check_logits(launches: pd.DataFrame, geometry: Geometry) -> None:
+    """llama.cpp copies whole rows of f32 logits back: their size is a multiple of the vocabulary. Raises RolesUnknown."""
+    from harness.attribution.roles import RolesUnknown
+
+    back = launches.loc[launches["name"].str.contains("DtoH"), "bytes"].dropna()
+    last = int(back.iloc[-1]) if len(back) else 0
+    if last >= 4096 and last % (4 * geometry.vocab):
+        raise RolesUnknown(
+            f"the logits that are copied back are {last // 4} numbers, no rows of {geometry.name or 'the model'}'s {geometry.vocab} words",
+            contradicted=True,
+        )
 
 
 def _counted(chunks: list[int]) -> str:

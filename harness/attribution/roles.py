@@ -2,9 +2,10 @@
 
 An engine that we do not own tags nothing. But every decoder launches the same things in the same order: attention runs
 once a layer, the products between two attentions are o, gate, up, down and the next layer's q, k, v (or their joined
-forms), and what stands between two products belongs to one of them. So a forward is cut at its attentions, its products
-are named by their place, and the weight types that the kernels' names tell must be those of the GGUF; where they are
-not, nothing is named.
+forms), and what stands between two products belongs to one of them. So a forward is cut at its attentions and its products
+are named by their place, in any grouping. What the trace tells must be what the model says: weight types in kernels' names,
+rows and widths in grids, one-row products of the last layer, the size of the logits that are copied back. Where they differ,
+nothing is named and no MAC is charged.
 
 Elementwise launches go where our plan puts that work: bias adds before RoPE with `rope_kv`, residual adds with `norm`.
 """
@@ -18,6 +19,8 @@ import numpy as np
 import pandas as pd
 
 from harness.attribution.classify import Match
+from harness.attribution.occurrences import PRODUCTS, main_attentions
+from harness.attribution.shapes import Rows, sized
 from harness.errors import HarnessError
 from harness.launches import nullable
 
@@ -25,7 +28,6 @@ if TYPE_CHECKING:
     from engine.geometry import Geometry
     from engine.plan import Op, Plan
 
-_PRODUCTS = ("gemm", "gemv")
 _ROLE_OF_CLASS = {
     "quantize": "quantize", "dequantize": "dequantize", "convert": "convert", "norm": "norm", "rope": "rope_kv",
     "kv_store": "rope_kv", "swiglu": "swiglu", "embedding": "embedding", "sampling": "lm_head", "copy": "copy",
@@ -42,8 +44,19 @@ _ELEMENTWISE_AFTER = {
 """Matrix of the product before it → role of an element-wise launch: biases, residuals, the gate's product."""
 
 
+STRAY = 0.01
+"""Products that no model's layer has (RoPE's table of angles, an adapter) may take this part of all products' time."""
+
+
 class RolesUnknown(Exception):
-    """Why the launch order does not fit the geometry: one clause, for the notes."""
+    """Why nothing is charged: one clause. `contradicted`: the trace says that model, tokens or tail are wrong; otherwise
+    its launches are of an order that is not known here."""
+
+    def __init__(
+        self, why: str, *, contradicted: bool = False, hint: str = "a rule file (--rules) can name the launches"
+    ) -> None:
+        super().__init__(why)
+        self.contradicted, self.hint = contradicted, hint
 
 
 @dataclass
@@ -55,6 +68,7 @@ class Forward:
     attentions: list[int]  # rows, one a layer
     rows: int | None  # M, where a launch tells it
     has_head: bool
+    rows_told: bool = False  # by a grid; else as the caller said
     past: int = 0
     plan: Plan | None = field(default=None, repr=False)
 
@@ -69,6 +83,9 @@ class Attributed:
     chunks: list[int]  # rows of the forwards of one prefill
     tokens: int  # of one prefill
     plan: Plan  # of one prefill in one piece
+    first_rows: list[int]  # the table's row of each prefill's first launch: what prepares its first product
+    fits: str  # what was counted and what was checked, as a clause
+    stray: list[str]  # names of products that are no matrix of the model
 
 
 def attribute(
@@ -82,10 +99,22 @@ def attribute(
     """Names every launch's role and books every product's and attention's MACs.
 
     launches: one device's classified table, ordered by start; partial forwards at its ends are not allowed.
-    Raises RolesUnknown where the order does not fit `geometry`, and HarnessError where tokens contradict the trace.
+    Raises RolesUnknown where the order does not fit `geometry` or the trace contradicts it, and HarnessError where the
+    trace does not tell its tokens and nobody gave them.
     """
-    forwards = _forwards(launches, matches, geometry)
+    told = Rows(launches, matches)
+    exchanges = int((launches["class"] == "communication").sum())
+    if exchanges and exchanges >= len(main_attentions(launches)):
+        raise RolesUnknown(
+            f"{exchanges} launches exchange data between devices, so this one computes a share of each product that the model's "
+            "ledger does not tell",
+            hint="record one device that runs the whole model",
+        )
+    forwards, stray = _forwards_without_strays(launches, told, geometry)
+    types_told = _check_types(forwards, launches, geometry)
     prefills = _prefills(forwards, tokens)
+    rows_fit = _check_rows(launches, forwards, geometry)
+    tail_told = _check_tail(launches, prefills, geometry, tail)
     chunks = [f.rows or 0 for f in prefills[0]]
     total = sum(chunks)
     one = build(geometry, total, tail)
@@ -95,120 +124,173 @@ def attribute(
             rows = forward.rows or 0
             forward.past, forward.plan = past, build(geometry, rows, tail, past)
             past += rows
-    family, roles = _book(launches, forwards, geometry)
+    family, roles = _book(launches, forwards, geometry, stray)
     macs = int(family["macs"].fillna(0).sum())
     if macs != one.macs * len(prefills):
         raise RolesUnknown(
-            f"the launches' products come to {macs / 1e9:.3f} GMAC, the ledger's to {one.macs * len(prefills) / 1e9:.3f}"
+            f"the launches' products come to {macs / 1e9:.3f} GMAC, the ledger's to {one.macs * len(prefills) / 1e9:.3f}: "
+            f"the tail may not be {tail}"
         )
-    return Attributed(family, roles, len(prefills), chunks, total, one)
+    first_rows = [_first_row(prefill[0], family) for prefill in prefills]
+    products = sum(len(f.products) for f in forwards)
+    fits = f"{len(forwards) * geometry.layers} attentions and {products} products in place"
+    checked = [f"types in {types_told} of their names"] if types_told else []
+    checked += ["rows in grids of a block a row"] if forwards[0].rows_told else []
+    checked += [f"rows and widths in {rows_fit} grids"] if rows_fit else []
+    checked += [f"tail {tail}"] if tail_told else []
+    fits += f"; checked: {', '.join(checked)}" if checked else "; types, widths and tail not told by the trace"
+    fits += "" if forwards[0].rows_told or rows_fit else "; tokens as given, not checked"
+    names = sorted({str(launches["name"].iat[i]) for i in stray})
+    return Attributed(family, roles, len(prefills), chunks, total, one, first_rows, fits, names)
 
 
-def apportion(launches: pd.DataFrame, plan: Plan, prefills: int) -> pd.DataFrame:
-    """MACs of whole classes, where single launches cannot be named: split over a class's launches by their duration.
-
-    Products whose names tell a weight type that the ledger has get that type's MACs; all other products share the rest.
-    """
-    table = launches.copy(deep=False)
-    macs = np.full(len(table), -1, np.int64)
-    cls = table["class"].to_numpy(object)
-    types = table["weight_type"].to_numpy(object)
-    duration = (table["end_ns"] - table["start_ns"]).to_numpy()
-    by_type: dict[str, int] = {}
-    for op in plan:
-        for part in op.parts:
-            by_type[part.weight_type] = by_type.get(part.weight_type, 0) + part.macs * prefills
-    product = np.isin(cls, _PRODUCTS)
-    rest = product.copy()
-    for name in list(by_type):
-        mine = product & (types == name)
-        if mine.any():
-            macs[mine] = _split(by_type.pop(name), duration[mine])
-            rest &= ~mine
-    if rest.any():
-        macs[rest] = _split(sum(by_type.values()), duration[rest])
-    attention = cls == "attention"
-    if attention.any():
-        macs[attention] = _split(sum(op.macs for op in plan if op.kind == "attention") * prefills, duration[attention])
-    table["macs"] = nullable(macs, "Int64")
-    return table
-
-
-def _split(total: int, weights: np.ndarray) -> np.ndarray:
-    """Whole numbers in proportion to `weights` that sum to `total` exactly."""
-    edges = np.concatenate([[0.0], np.cumsum(weights, dtype=np.float64)])
-    marks = [int(total * (e / edges[-1])) if edges[-1] else 0 for e in edges[:-1]] + [total]
-    return np.diff(np.array(marks, dtype=np.int64))
+def _first_row(forward: Forward, family: pd.DataFrame) -> int:
+    """Where a forward starts: what prepares its first product has its layer."""
+    row = forward.products[0][0]
+    layer = family["layer"].to_numpy(dtype=np.int64, na_value=-1)
+    while row > 0 and layer[row - 1] == 0:
+        row -= 1
+    return row
 
 
 # Cutting the trace into forwards
 
 
-def _forwards(launches: pd.DataFrame, matches: dict[tuple[str, str], Match], geometry: Geometry) -> list[Forward]:
-    cls = launches["class"].to_numpy(object)
-    attentions = _main_attentions(launches, cls)
+def _forwards_without_strays(
+    launches: pd.DataFrame, told: Rows, geometry: Geometry
+) -> tuple[list[Forward], np.ndarray]:
+    """(forwards, rows of products that are no matrix of the model).
+
+    An order that fits is taken as it is. Where none does, the products that are shortest by name are left out, one name
+    after the other, as long as they take next to nothing together.
+    """
+    products = np.flatnonzero(launches["class"].isin(PRODUCTS).to_numpy() & (launches["kind"] == "kernel").to_numpy())
+    name = launches["name"].to_numpy(object)[products]
+    duration = (launches["end_ns"] - launches["start_ns"]).to_numpy()[products]
+    stray = np.zeros(len(products), bool)
+    try:
+        return _forwards(launches, products, told, geometry), products[stray]
+    except RolesUnknown as why:
+        if why.contradicted or len(products) == 0:
+            raise
+        first = why
+    times = pd.Series(duration).groupby(name).agg(["mean", "sum"]).sort_values("mean")
+    for shortest in times.index[times["sum"].cumsum() <= STRAY * duration.sum()]:
+        stray |= name == shortest
+        try:
+            return _forwards(launches, products[~stray], told, geometry), products[stray]
+        except RolesUnknown:
+            continue
+    raise first
+
+
+def _forwards(launches: pd.DataFrame, products: np.ndarray, told: Rows, geometry: Geometry) -> list[Forward]:
+    attentions = main_attentions(launches)
     layers = geometry.layers
-    if len(attentions) == 0 or len(attentions) % layers:
-        raise RolesUnknown(f"{len(attentions)} attention launches are no multiple of {layers} layers")
-    products = np.flatnonzero(np.isin(cls, _PRODUCTS) & (launches["kind"] == "kernel").to_numpy())
+    if len(attentions) == 0:
+        raise RolesUnknown("no launch is known for an attention")
+    if len(attentions) % layers:
+        raise RolesUnknown(
+            f"{len(attentions)} attention launches are no multiple of the {layers} layers of {geometry.name or 'the model'}",
+            contradicted=True,
+        )
     between = [part.tolist() for part in np.split(products, np.searchsorted(products, attentions))]
     head_len = len(between[0])
-    if head_len not in (1, 2, 3):
+    if head_len not in _QKV:
         raise RolesUnknown(f"{head_len} products before the first attention are no q, k and v")
-    rows = _Rows(launches, matches)
+    naming = _Naming(launches, geometry)
     found = []
     for f in range(len(attentions) // layers):
         at = attentions[f * layers : (f + 1) * layers]
         names: list[tuple[int, str]] = []
         where: list[int] = []
-        # Products ahead of this forward's first attention: the last `head_len` since the previous forward's attention.
+        # Products ahead of this forward's first attention: the last ones since the previous forward's attention.
         start = between[f * layers][-head_len:]
-        _name(names, where, start, _qkv(head_len), 0)
+        names += zip(start, naming.best(start, [(q, 0) for q in _QKV[head_len]]), strict=True)
+        where += [0] * head_len
         for layer in range(1, layers):
             inside = between[f * layers + layer]
-            _name(names, where, inside[: len(inside) - head_len], _ffn(len(inside) - head_len), layer - 1)
-            _name(names, where, inside[len(inside) - head_len :], _qkv(head_len), layer)
+            matrices = naming.between(inside, layer - 1)
+            names += zip(inside, matrices, strict=True)
+            ffn = next(i for i, m in enumerate(matrices) if m.startswith("attn_q"))
+            where += [layer - 1] * ffn + [layer] * (len(matrices) - ffn)
         after = between[(f + 1) * layers]
         if f + 1 < len(attentions) // layers:
             after = after[: len(after) - head_len]
         has_head = _name_tail(names, where, after, launches, geometry)
-        found.append(Forward(names, where, at.tolist(), rows.of(start[0]), has_head))
-    _check_types(found, launches, geometry)
+        rows = told.of(start[0], since=int(attentions[f * layers - 1]) if f else 0)
+        found.append(Forward(names, where, at.tolist(), rows, has_head, rows is not None))
+    _check_grouping(found, launches, geometry)
     return found
 
 
-def _main_attentions(launches: pd.DataFrame, cls: np.ndarray) -> np.ndarray:
-    """Rows of the attention kernel that does the work (fix-ups and masks beside it take little time)."""
-    rows = np.flatnonzero(cls == "attention")
-    if len(rows) == 0:
-        return rows
-    part = launches.iloc[rows]
-    time = (part["end_ns"] - part["start_ns"]).groupby(part["name"].to_numpy(object)).sum()
-    # One name may come in variants (block sizes by length of the keys): those of the same function count together.
-    from harness.attribution.classify import split_name
+def _check_grouping(forwards: list[Forward], launches: pd.DataFrame, geometry: Geometry) -> None:
+    """An engine joins q, k and v (gate and up) where their types are one: layers of as many types have as many products,
+    those of more types no fewer. One that differs has lost a launch, and so has a fix-up without its product. What runs for
+    one row may be joined as it likes.
+    """
+    cls = launches["class"].to_numpy(object)
+    found: set[tuple[str, int, int]] = set()  # (joined part, types in it, products)
+    for forward in forwards:
+        groups: dict[tuple[int, str], list[tuple[int, str]]] = {}
+        for (row, matrices), layer in zip(forward.products, forward.layers, strict=True):
+            part = "q, k and v" if matrices[:6] in ("attn_q", "attn_k", "attn_v") else "gate and up"
+            if layer >= 0 and matrices not in ("attn_output", "ffn_down"):
+                groups.setdefault((layer, part), []).append((row, matrices))
+        for (layer, part), products in groups.items():
+            if not any(cls[row] == "gemv" for row, _ in products):
+                types = {geometry.weight_type(_tensor(m, layer)) for _, group in products for m in group.split("+")}
+                found.add((part, len(types), len(products)))
+    for part, kinds, count in found:
+        for other, others, more in found:
+            if part == other and kinds <= others and (count > more or (kinds == others and count < more)):
+                raise RolesUnknown(f"{part} are {count} products in one layer and {more} in another")
+    kernels = launches[launches["kind"] == "kernel"]
+    ahead = kernels.groupby("stream")["class"].shift()
+    alone = (kernels["class"] == "gemm_fixup") & ~ahead.isin([*PRODUCTS, "gemm_fixup"])
+    if alone.any():
+        raise RolesUnknown(f"{int(alone.sum())} fix-ups stand without the product that they finish")
 
-    main = split_name(str(time.idxmax()))[0]
-    same = np.array([split_name(n)[0] == main for n in time.index])
-    return rows[np.isin(part["name"].to_numpy(object), time.index[same].to_numpy(object))]
+
+_QKV = {1: [["attn_q+attn_k+attn_v"]], 2: [["attn_q", "attn_k+attn_v"], ["attn_q+attn_k", "attn_v"]],
+        3: [["attn_q", "attn_k", "attn_v"]]}  # fmt: skip
+_FFN = {3: ["attn_output", "ffn_gate+ffn_up", "ffn_down"], 4: ["attn_output", "ffn_gate", "ffn_up", "ffn_down"]}
+"""Number of launches → the groupings of a layer's matrices into that many."""
 
 
-def _qkv(count: int) -> list[str]:
-    return {1: ["attn_q+attn_k+attn_v"], 2: ["attn_q", "attn_k+attn_v"], 3: ["attn_q", "attn_k", "attn_v"]}[count]
+class _Naming:
+    """Names of the products between two attentions: the grouping that the types allow and that takes time like its MACs."""
 
+    def __init__(self, launches: pd.DataFrame, geometry: Geometry) -> None:
+        self.geometry = geometry
+        self.types = launches["weight_type"].to_numpy(object)
+        self.duration = (launches["end_ns"] - launches["start_ns"]).to_numpy()
 
-def _ffn(count: int) -> list[str]:
-    if count == 3:
-        return ["attn_output", "ffn_gate+ffn_up", "ffn_down"]
-    if count == 4:
-        return ["attn_output", "ffn_gate", "ffn_up", "ffn_down"]
-    raise RolesUnknown(f"{count} products after an attention are no o, gate, up and down")
+    def between(self, rows: list[int], layer: int) -> list[str]:
+        """o, gate, up and down of `layer`, and q, k and v of the next. Raises RolesUnknown for another count."""
+        choices = [
+            (ffn + qkv, layer) for b, all_qkv in _QKV.items() if (ffn := _FFN.get(len(rows) - b)) for qkv in all_qkv
+        ]
+        if not choices:
+            raise RolesUnknown(
+                f"{len(rows)} products between the attentions of layers {layer} and {layer + 1} are no o, gate, up, down, q, k and v"
+            )
+        return self.best(rows, choices)
 
+    def best(self, rows: list[int], choices: list[tuple[list[str], int]]) -> list[str]:
+        """The first choice with the fewest contradicted types and the evenest rate."""
+        return min(choices, key=lambda c: self._score(rows, *c))[0] if len(choices) > 1 else choices[0][0]
 
-def _name(names: list[tuple[int, str]], where: list[int], rows: list[int], matrices: list[str], layer: int) -> None:
-    if len(rows) != len(matrices):
-        raise RolesUnknown(f"layer {layer} has {len(rows)} products where {len(matrices)} should be")
-    names += zip(rows, matrices, strict=True)
-    where += [layer] * len(rows)
+    def _score(self, rows: list[int], matrices: list[str], layer: int) -> tuple[int, float]:
+        g, wrong, rate = self.geometry, 0, []
+        seen_q = False
+        for row, group in zip(rows, matrices, strict=True):
+            seen_q |= group.startswith("attn_q")
+            at = layer + (seen_q and not matrices[0].startswith("attn_q"))
+            wrong += not _fits(self.types[row], group, at, g)
+            weights = sum(int(np.prod(g.matrix_shape(_tensor(m, at)))) for m in group.split("+"))
+            rate.append(np.log(weights / max(int(self.duration[row]), 1)))
+        return wrong, float(np.std(rate))
 
 
 def _name_tail(
@@ -219,16 +301,15 @@ def _name_tail(
     choices: dict[int, list[tuple[list[str], bool]]] = {
         # A chunk whose rows nobody reads computes no FFN in its last layer.
         1: [(["attn_output"], False)],
-        3: [(_ffn(3), False)],
-        4: [([*_ffn(3), "output"], True), (_ffn(4), False)],
-        5: [([*_ffn(4), "output"], True)],
+        3: [(_FFN[3], False)],
+        4: [([*_FFN[3], "output"], True), (_FFN[4], False)],
+        5: [([*_FFN[4], "output"], True)],
     }
     for matrices, head in choices.get(len(rows), []):
         if all(_fits(launches["weight_type"].iat[r], m, last, geometry) for r, m in zip(rows, matrices, strict=True)):
             body = len(matrices) - head
-            _name(names, where, rows[:body], matrices[:body], last)
-            if head:
-                _name(names, where, rows[body:], ["output"], -1)
+            names += zip(rows, matrices, strict=True)
+            where += [last] * body + [-1] * head
             return head
     raise RolesUnknown(f"{len(rows)} products after the last attention are no o, gate, up, down and head")
 
@@ -244,14 +325,15 @@ def _tensor(matrix: str, layer: int) -> str:
     return "output.weight" if matrix == "output" else f"blk.{layer}.{matrix}.weight"
 
 
-def _check_types(forwards: list[Forward], launches: pd.DataFrame, geometry: Geometry) -> None:
-    """Types that the names tell (of a product, or of the dequantise pass ahead of it) against the file's.
+def _check_types(forwards: list[Forward], launches: pd.DataFrame, geometry: Geometry) -> int:
+    """Types that the names tell (of a product, or of the dequantise pass ahead of it) against the file's; how many told.
 
     k and v have one shape, and engines launch them in either order: the types decide, else k comes first.
     """
     told = launches["weight_type"].to_numpy(object)
     cls = launches["class"].to_numpy(object)
     known = set(geometry.weight_types.values())
+    told_by = 0
     for forward in forwards:
         rows = [r for r, _ in forward.products]
         wrong: dict[bool, list[str]] = {False: [], True: []}
@@ -264,34 +346,78 @@ def _check_types(forwards: list[Forward], launches: pd.DataFrame, geometry: Geom
                 seen = {told[row]} & known
                 since = slice(max(previous + 1, row - 6), row)
                 seen |= set(told[since][cls[since] == "dequantize"])
+                told_by += bool(seen) and not swapped
                 if seen and not seen <= types:
                     wrong[swapped].append(
                         f"layer {layer} {matrices} is {'+'.join(sorted(types))} in the file and {'+'.join(sorted(seen))} in the trace"
                     )
                 previous = row
         if wrong[False] and wrong[True]:
-            raise RolesUnknown(min(wrong.values(), key=len)[0])
+            raise RolesUnknown(min(wrong.values(), key=len)[0], contradicted=True)
         if wrong[False]:
             turned = {"attn_k": "attn_v", "attn_v": "attn_k"}
             forward.products = [(r, turned.get(m, m)) for r, (_, m) in zip(rows, forward.products, strict=True)]
+    return told_by
 
 
-class _Rows:
-    """M of a forward, from the grid of the norm ahead of it: llama.cpp and vLLM launch one block a row."""
+def _check_rows(launches: pd.DataFrame, forwards: list[Forward], geometry: Geometry) -> int:
+    """Rows × widths of the model against the grids of the element-wise launches; how many say so, 0 where none can tell."""
+    spans = [(f.products[0][0], f.products[-1][0], f.rows or 0) for f in forwards]
+    found = sized(launches, spans, geometry)
+    told = {f.rows for f in forwards}
+    rows = told.pop() if len(told) == 1 else None
+    name = geometry.name or "the model"
+    if found.contradicts:
+        if found.other_rows and not forwards[0].rows_told and rows is not None:
+            raise RolesUnknown(
+                f"the grids of {found.launches} element-wise launches tell {found.other_rows} rows of {name}, not {rows}",
+                contradicted=True,
+            )
+        raise RolesUnknown(
+            f"the grids of {found.launches} element-wise launches are not {rows or 'the'} rows of {name}'s widths",
+            contradicted=True,
+        )
+    if found.misfit:
+        raise RolesUnknown(f"{found.misfit} of {name}, at {rows or 'their'} rows", contradicted=True)
+    return found.fitting if found.fits else 0
 
-    _ENTRIES = ("rms_norm_f32", "vllm::rms_norm_kernel", "vllm::fused_add_rms_norm_kernel")
 
-    def __init__(self, launches: pd.DataFrame, matches: dict[tuple[str, str], Match]) -> None:
-        from harness.attribution.classify import split_name
+def _check_tail(launches: pd.DataFrame, prefills: list[list[Forward]], geometry: Geometry, tail: str) -> bool:
+    """What the last layer computed against `tail`; True where the trace told.
 
-        names = {n for (n, _), m in matches.items() if m.cls == "norm" and split_name(n)[0] in self._ENTRIES}
-        self.rows = np.flatnonzero(launches["name"].isin(names).to_numpy())
-        self.grid = launches["grid"].to_numpy(object)
-
-    def of(self, row: int) -> int | None:
-        """Rows of the last norm that ran before `row`."""
-        at = np.searchsorted(self.rows, row) - 1
-        return int(self.grid[self.rows[at]].split(",")[0]) if at >= 0 else None
+    A product of the last layer that has the kernel and the grid of the layer before it had as many rows; a matrix-vector
+    product where the layers before it had a matrix product, or a grid that tells one row, had one.
+    """
+    if geometry.layers < 2:
+        return False
+    cls, name, grid = (launches[c].to_numpy(object) for c in ("class", "name", "grid"))
+    wants_one = {"full": (), "ffn_last_row": ("ffn_gate", "ffn_up", "ffn_down"),
+                 "last_row": ("attn_q", "attn_output", "ffn_gate", "ffn_up", "ffn_down")}[tail]  # fmt: skip
+    told = False
+    for prefill in prefills:
+        forward = prefill[-1]
+        if (forward.rows or 0) <= 1:
+            continue
+        last = {m: r for (r, m), at in zip(forward.products, forward.layers, strict=True) if at == geometry.layers - 1}
+        before: dict[str, set[tuple[str, str, str]]] = {}
+        for (r, m), at in zip(forward.products, forward.layers, strict=True):
+            if 0 <= at < geometry.layers - 1:
+                before.setdefault(m, set()).add((cls[r], name[r], grid[r]))
+        for matrices, row in last.items():
+            others = before.get(matrices, set())
+            if "attn_k" in matrices or "attn_v" in matrices or not (others or matrices.startswith("ffn")):
+                continue
+            same = bool(grid[row]) and (cls[row], name[row], grid[row]) in others
+            one = cls[row] == "gemv" and all(c == "gemm" for c, _, _ in others or {("gemm", "", "")})
+            if not same and not one:
+                continue
+            if one != (matrices.split("+")[0] in wants_one):
+                raise RolesUnknown(
+                    f"{matrices} of the last layer ran for {'one row' if one else 'every row'}, which tail {tail} does not",
+                    contradicted=True,
+                )
+            told = True
+    return told
 
 
 def _prefills(forwards: list[Forward], tokens: int | None) -> list[list[Forward]]:
@@ -312,9 +438,8 @@ def _prefills(forwards: list[Forward], tokens: int | None) -> list[list[Forward]
         raise RolesUnknown("the trace ends inside a prefill")
     sizes = {sum(f.rows or 0 for f in g) for g in groups}
     if tokens is not None and sizes != {tokens}:
-        raise HarnessError(
-            f"the trace's prefills have {', '.join(map(str, sorted(sizes)))} tokens, not {tokens}; give --tokens as recorded, or "
-            "--occurrence for one of them."
+        raise RolesUnknown(
+            f"the trace's prefills have {', '.join(map(str, sorted(sizes)))} tokens, not {tokens}", contradicted=True
         )
     if len(sizes) > 1:
         raise RolesUnknown(
@@ -334,8 +459,10 @@ def build(geometry: Geometry, rows: int, tail: str, past: int = 0) -> Plan:
 # Booking
 
 
-def _book(launches: pd.DataFrame, forwards: list[Forward], geometry: Geometry) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """(the table with `macs` and `layer`, the same launches classed by role)."""
+def _book(
+    launches: pd.DataFrame, forwards: list[Forward], geometry: Geometry, stray: np.ndarray
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """(the table with `macs` and `layer`, the same launches classed by role); strays prepare RoPE where one follows."""
     size = len(launches)
     cls = launches["class"].to_numpy(object)
     kind = launches["kind"].to_numpy(object)
@@ -357,6 +484,9 @@ def _book(launches: pd.DataFrame, forwards: list[Forward], geometry: Geometry) -
             op = by_place[at, "attention"]
             macs[row], layer[row], role[row] = op.macs, at, op.cls
         _between(forward, geometry, cls, kind, layer, role, types)
+    for row in stray.tolist():
+        until = next((j for j in range(row + 1, size) if cls[j] in PRODUCTS), size)
+        role[row] = "rope_kv" if "rope" in cls[row:until] else "other"
     family = launches.copy(deep=False)
     family["macs"] = nullable(macs, "Int64")
     family["layer"] = nullable(layer, "Int32")

@@ -2,7 +2,8 @@
 
 A ceiling is an upper envelope: several shapes and sizes are measured, the best repetition of the best one counts. What
 is measured is what the path could do at best: on the CPU float32 GEMM over every usable core; on the GPU f16 GEMM with
-f32 accumulation; and streaming memory (bytes read + written), from DRAM and from the caches. Datasheets are not asked.
+f32 accumulation; and streaming memory (bytes read + written), from DRAM and from the caches. Datasheets are asked only
+where nothing was measured, and only for what is impossible (`on_paper`): never for a floor or a SOL.
 
 Cached per device, driver and regime (CPU: model, threads and BLAS) in the cache directory; a later measurement of the
 same machine can only raise a ceiling.
@@ -26,7 +27,7 @@ import numpy as np
 from engine.cpu.run import cpu_name
 from engine.cpu.threads import Threads
 from harness.errors import HarnessError
-from harness.files import to_json, write_atomic
+from harness.files import read_json, to_json, write_atomic
 from harness.window.sentinel import Sentinel
 
 if TYPE_CHECKING:
@@ -78,6 +79,31 @@ class Ceilings:
     def to_dict(self) -> dict[str, Any]:
         """As in JSON."""
         return asdict(self)
+
+
+def load_ceilings(path: Path, regime: str, gpu: str) -> Ceilings:
+    """Ceilings of a file: `harness doctor --ceilings --json FILE`, or one entry of it (as the cache keeps them).
+
+    Of several, those of `regime`; a recorded trace has none ("recorded"), and the highest count. Raises HarnessError for a
+    file that is none, and for ceilings of another GPU than the trace names.
+    """
+    hint = "write them on that machine with `harness doctor --ceilings --json FILE`"
+    data = read_json(path, hint)
+    entries = data["ceilings"] if isinstance(data, dict) and "ceilings" in data else [data]
+    try:
+        found = [Ceilings(**entry) for entry in entries or []]
+        usable = all(0 < v < float("inf") for c in found for v in (c.tflop_per_s, c.gb_per_s, c.cache_gb_per_s))
+    except TypeError:
+        found, usable = [], False
+    if not found or not usable:
+        raise HarnessError(f"{path} holds no ceilings; {hint}.")
+    matching = [c for c in found if c.regime == regime]
+    best = max(matching or (found if regime == "recorded" else []), key=lambda c: c.tflop_per_s, default=None)
+    if best is None:
+        raise HarnessError(f"{path} has ceilings of {', '.join(c.regime for c in found)}, not of {regime}; {hint}.")
+    if gpu and not gpu.startswith("device ") and best.device != gpu:
+        raise HarnessError(f"{path} has the ceilings of {best.device}, and the trace is of {gpu}; {hint}.")
+    return best
 
 
 def ceilings_for(

@@ -53,11 +53,13 @@ if TYPE_CHECKING:
     "--across-windows", is_flag=True, help="The reference is of another window, knowingly: its ratios are marked."
 )
 @click.option(
-    "--ceilings/--no-ceilings",
-    default=True,
-    show_default=True,
-    help="Measure (or read cached) ceilings for bound and SOL.",
+    "--ceilings",
+    "ceilings_path",
+    type=FILE,
+    help="Ceilings for bound and SOL, as `harness doctor --ceilings --json FILE` writes them.  [default: our own engine's "
+    "are measured, or read cached; a trace has none]",
 )
+@click.option("--no-ceilings", is_flag=True, help="Measure none.")
 @json_option("the decomposition as JSON")
 @click.option(
     "--markdown", type=FILE, callback=written_as("Markdown", ".md", ".markdown"), help="Write it as Markdown."
@@ -87,9 +89,10 @@ if TYPE_CHECKING:
     "--occurrence", type=click.IntRange(min=1), help="With --trace: the K-th prefill, by the repeating launches."
 )
 @click.option("--tail", type=TAIL, help="With --gguf: what the last layer computes.")
+@click.option("--with-upload", is_flag=True, help="With --gguf: keep the model's upload in the window.")
 def command(file: Path | None, json_path: str | None, markdown: Path | None, plot: Path | None, save: Path | None, trace_path: Path | None,
             device: int | None, rules: tuple[Path, ...], gguf: str | None, range_: str | None, occurrence: int | None,
-            tail: str | None, **options: Any) -> int:  # fmt: skip
+            tail: str | None, with_upload: bool, **options: Any) -> int:  # fmt: skip
     """Run a full prefill and say where its wall goes; with FILE, the same of a recorded trace (as --trace FILE).
 
     The wall is the median of untraced runs; the table is a traced pass of its own. Every launch is charged to one class,
@@ -116,15 +119,19 @@ def command(file: Path | None, json_path: str | None, markdown: Path | None, plo
         "range_": range_,
         "occurrence": occurrence,
         "tail": tail,
+        "with_upload": with_upload or None,
     }
+    if options["ceilings_path"] and options["no_ceilings"]:
+        raise click.UsageError("--ceilings FILE does not go with --no-ceilings.")
     if trace_path is not None:
         _refuse(("model", "config", "backend", "settings", "regime", "runs"), options)
-        if tail and not gguf:
-            raise click.UsageError("--tail goes with --gguf.")
+        if (tail or with_upload) and not gguf:
+            raise click.UsageError(f"--{'tail' if tail else 'with-upload'} goes with --gguf.")
+        recorded["with_upload"] = with_upload
         result, launches = _recorded(trace_path, recorded, options)
     else:
         if given := next((name for name, value in recorded.items() if value is not None), None):
-            raise click.UsageError(f"--{given.rstrip('_')} goes with --trace FILE.")
+            raise click.UsageError(f"--{given.rstrip('_').replace('_', '-')} goes with --trace FILE.")
         result, launches = _measured(options)
     _write(result, launches, json_path, markdown, plot, save)
     if json_path != "-":
@@ -193,7 +200,8 @@ def _measured(options: dict[str, Any]) -> tuple[Decomposition, pd.DataFrame]:
         "runs": options["runs"],
         "reference": reference,
         "one_window": not options["across_windows"],
-        "with_ceilings": options["ceilings"],
+        "with_ceilings": not options["no_ceilings"],
+        "ceilings_path": options["ceilings_path"],
         "source": options["source"],
     }
     with Reporter() as report:
@@ -205,13 +213,16 @@ def _recorded(path: Path, recorded: dict[str, Any], options: dict[str, Any]) -> 
     """A trace that somebody else recorded: its wall is the window that was named, else first to last activity."""
     from harness.attribution.decompose import decompose
     from harness.attribution.recorded import load_recorded
+    from harness.attribution.roofline import load_ceilings
 
     loaded = load_recorded(path, tokens=options["tokens"], source=options["source"], **recorded)
+    at = options["ceilings_path"]
     result = decompose(
         loaded.launches,
         wall_ns=loaded.wall_ns,
         reference=_reference(options["reference"], same_window=False),
         one_window=False,
+        ceilings=load_ceilings(at, "recorded", loaded.about["device"]) if at else None,
         roles=loaded.roles,
         **loaded.about,
     )
@@ -224,10 +235,10 @@ def _reference(path: Path | None, *, same_window: bool) -> Decomposition | None:
         return None
     from datetime import UTC, datetime, timedelta
 
-    from harness.attribution.decompose import load_decomposition
+    from harness.attribution.decompose import load_decomposition, sound
     from harness.attribution.diff import WINDOW_MINUTES
 
-    reference = load_decomposition(path)
+    reference = sound(load_decomposition(path), path, "a reference")
     if same_window:
         age = datetime.now(UTC) - datetime.fromisoformat(reference.created) if reference.created else None
         if age is None or age > timedelta(minutes=WINDOW_MINUTES):

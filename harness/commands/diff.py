@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from harness.commands._options import FILE, json_option, written_as
-from harness.errors import Exit
+from harness.errors import Exit, HarnessError
 
 if TYPE_CHECKING:
     from harness.attribution.diff import Diff, Row, Side
@@ -19,6 +19,14 @@ if TYPE_CHECKING:
 @click.argument("after", type=FILE)
 @click.option("--device", type=int, help="With traces: one device's launches only.  [default: all devices, pooled]")
 @click.option("--rules", type=FILE, multiple=True, help="With traces: a rule file, tried before the packaged ones.")
+@click.option(
+    "--tokens",
+    metavar="A[:B]",
+    help="Tokens of one prefill, of both or of BEFORE and AFTER, where a side does not say.",
+)
+@click.option("--occurrence", metavar="A[:B]", help="With traces: the K-th prefill of each, by the repeating launches.")
+@click.option("--range", "range_", metavar="NVTX", help="With traces: only what this NVTX range submitted.")
+@click.option("--equal-work", is_flag=True, help="Declare that both sides computed the same.")
 @click.option(
     "--across-windows",
     is_flag=True,
@@ -37,24 +45,38 @@ if TYPE_CHECKING:
     callback=written_as("a figure", ".png", ".svg", ".pdf"),
     help="Write what each class gained or cost (PNG, SVG or PDF).",
 )
+@click.option(
+    "--markdown", type=FILE, callback=written_as("Markdown", ".md", ".markdown"), help="Write it as Markdown."
+)
 @json_option('"diff/1" JSON')
 def command(
-    before: Path, after: Path, device: int | None, rules: tuple[Path, ...], across_windows: bool, kernels: int, plot: Path | None,
+    before: Path, after: Path, device: int | None, rules: tuple[Path, ...], tokens: str | None, occurrence: str | None,
+    range_: str | None, equal_work: bool, across_windows: bool, kernels: int, plot: Path | None, markdown: Path | None,
     json_path: str | None,
 ) -> int:  # fmt: skip
     """Compare BEFORE with AFTER by class: direct gains, hidden taxes, launches, time per launch.
 
-    Each is a decomposition's JSON, or a trace (nsys .sqlite or .nsys-rep, Kineto .json, launches.parquet). Two
-    decompositions of the same tokens are subtracted; traces are compared per launch, never by their windows' length.
+    Each is a decomposition's JSON, or a trace (nsys .sqlite or .nsys-rep, Kineto .json, launches.parquet). Times are
+    subtracted where both did the same work: by their tokens, by the launches that did not change, or as declared; else
+    the output says that the work is unknown. Never by their windows' length.
     """
     from harness.attribution.diff import diff
-    from harness.files import emit_json
+    from harness.files import check_writable, emit_json, write_atomic
 
-    found = diff(_side(before, device, rules), _side(after, device, rules), across_windows=across_windows)
+    for path in (json_path, markdown, plot):
+        check_writable(path)
+    of_tokens, of_occurrence = _pair(tokens, "--tokens"), _pair(occurrence, "--occurrence")
+    sides = [
+        _side(path, device, rules, t, k, range_)
+        for path, t, k in zip((before, after), of_tokens, of_occurrence, strict=True)
+    ]
+    found = diff(*sides, across_windows=across_windows, equal_work=equal_work)
     if plot:
         from harness.report.diff_figure import diff_figure
 
         diff_figure(plot, found)
+    if markdown:
+        write_atomic(markdown, to_markdown(found))
     if json_path:
         emit_json(found.to_json(), json_path)
     if json_path != "-":
@@ -62,17 +84,46 @@ def command(
     return Exit.DONE
 
 
-def _side(path: Path, device: int | None, rules: tuple[Path, ...]) -> Side:
+def _pair(text: str | None, option: str) -> tuple[int | None, int | None]:
+    """ "3325" or "3325:2659" as a number for each side. Raises a usage error for anything else."""
+    if text is None:
+        return None, None
+    first, colon, second = text.partition(":")
+    numbers = (first, second) if colon else (first, first)
+    if not all(n.isascii() and n.isdecimal() and int(n[:19]) > 0 for n in numbers):
+        raise click.UsageError(f"{option} {text!r} is not A or A:B with whole numbers from 1.")
+    return int(numbers[0][:19]), int(numbers[1][:19])
+
+
+def _side(
+    path: Path,
+    device: int | None,
+    rules: tuple[Path, ...],
+    tokens: int | None,
+    occurrence: int | None,
+    range_: str | None,
+) -> Side:
     """A side from either kind of file: JSON that says it is a decomposition is one, everything else is a trace."""
     from harness.attribution.decomposition import load_decomposition
     from harness.attribution.diff import side_of_decomposition, side_of_launches
 
     if path.suffix == ".json" and is_decomposition(path):
-        return side_of_decomposition(load_decomposition(path), str(path))
+        table = load_decomposition(path)
+        if occurrence is not None or range_ is not None:
+            raise click.UsageError(
+                f"--{'occurrence' if occurrence is not None else 'range'} goes with traces, and {path} is a decomposition of one window."
+            )
+        if tokens and table.tokens and tokens * (table.prefills or 1) != table.tokens:
+            raise HarnessError(
+                f"{path} is of {table.tokens // (table.prefills or 1)} tokens, not {tokens}; correct --tokens or leave it out."
+            )
+        if tokens and not table.tokens:
+            table = table.model_copy(update={"tokens": tokens * (table.prefills or 1)})
+        return side_of_decomposition(table, str(path))
     from harness.attribution.recorded import classified_launches
 
-    launches, source = classified_launches(path, device=device, rules=rules)
-    return side_of_launches(launches, str(path), source=source)
+    launches, source = classified_launches(path, device=device, rules=rules, range_=range_, occurrence=occurrence)
+    return side_of_launches(launches, str(path), source=source, tokens=tokens, prefills=1 if occurrence else None)
 
 
 LARGEST_TABLE = 64 << 20
@@ -103,12 +154,9 @@ def show(found: Diff, kernels: int = 8) -> None:
     """The diff on a terminal or in a pipe."""
     from harness.report.table import say
 
-    per_launch = found.normalised_by == "launches"
+    per_launch = found.work.per_launch
     say(f"{found.before.label} → {found.after.label}", "bold")
-    say(
-        f"normalised by {found.normalised_by}"
-        + (f", work factor {found.work_factor:.3f}" if found.work_factor != 1 else "")
-    )
+    say(work_line(found), "" if found.work.known else "yellow")
     say()
     floor = 0.001 * found.before.busy_ms
     rows = [_cells(r, str(r.key[0])) for r in found.classes]
@@ -139,6 +187,31 @@ def show(found: Diff, kernels: int = 8) -> None:
         say(f"noise: {spread}" + (f"; within it: {', '.join(noisy)}" if noisy else ""))
     say(found.sums_text() + unit)
     say(found.sentence(), "bold")
+
+
+def work_line(found: Diff) -> str:
+    """How the work of the two sides compares, and how that is known."""
+    if not found.work.known:
+        return f"work unknown: totals are compared ({found.work.detail})"
+    factor = f", work factor {found.work_factor:.3f}" if found.work_factor != 1 else ""
+    return f"normalised by {found.normalised_by}{factor}: {found.work.detail}"
+
+
+def to_markdown(found: Diff) -> str:
+    """The diff as a Markdown page: what is compared, how the work is known, the classes, the notes, the sums."""
+    lines = [
+        f"# {found.before.label} → {found.after.label}", "", f"{work_line(found)}.", "",
+        "| class | launches | before, ms | after, ms | delta, ms | change |", "|---|---:|---:|---:|---:|---:|",
+    ]  # fmt: skip
+    for row in found.classes:
+        cells = _cells(row, str(row.key[0]))
+        lines.append(
+            "| " + " | ".join(cells[c] for c in ("", "launches", "before", "after", "delta ms", "change")) + " |"
+        )
+    lines += ["", f"{found.sums_text()}.", "", f"**{found.sentence()}**"]
+    if found.notes:
+        lines += ["", *(f"- {note}" for note in found.notes)]
+    return "\n".join(lines) + "\n"
 
 
 COLUMNS = ("launches", "µs/launch", "→", "before", "after", "delta ms", "change")

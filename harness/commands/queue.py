@@ -49,7 +49,7 @@ def command(
     Without one, the newest under ./reports is used. A table that a landing, or a wall moved by more than 5 %, has
     expired is refused. Retry conditions of earlier rounds are answered from the same table.
     """
-    from harness.attribution.decomposition import load_decomposition
+    from harness.attribution.decomposition import load_decomposition, sound
     from harness.attribution.queue import build_queue, price
     from harness.files import emit_json
     from harness.rounds.retry import evaluate
@@ -57,7 +57,7 @@ def command(
     from harness.rounds.tables import expired, newest, round_of
 
     path = decomposition or newest().path
-    table = load_decomposition(path)
+    table = sound(load_decomposition(path), path, "a queue")
     rounds = load_rounds()
     stale = expired(table, rounds, round_of(path))
     if stale and not stale_ok:

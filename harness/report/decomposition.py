@@ -156,7 +156,8 @@ def heading(result: Decomposition) -> list[tuple[str, str]]:
     if result.walls_ms:
         wall += f" median of {len(result.walls_ms)} ({' … '.join(ends)} {unit})"
     if result.tok_per_s:
-        wall += f" = {result.tok_per_s:,.0f} tok/s"
+        several = result.prefills and result.prefills > 1
+        wall += f"{f' with {result.prefills} prefills, of one' if several else ' ='} {result.tok_per_s:,.0f} tok/s"
     if result.band_tok_per_s:
         wall += f" ({result.band_tok_per_s[0]:,.0f} … {result.band_tok_per_s[1]:,.0f})"
     if result.vs_reference:

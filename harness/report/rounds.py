@@ -404,6 +404,9 @@ def _tag(row: Row, found: Diff) -> str:
 def _bridge_sentence(found: Diff) -> str:
     spread = found.spread_text()
     text = f"Of busy, {found.sums_text()}: {found.sentence()}."
+    text += "".join(
+        f" **Unsound**, {side.label}: {side.unsound[0]}." for side in (found.before, found.after) if side.unsound
+    )
     return text + (f" Noise: {spread}." if spread else "")
 
 
@@ -423,6 +426,8 @@ def class_table(table: Decomposition) -> str:
         text += f" Graph: {table.structure}."
     text += f" {above_roof(table)}" if above_roof(table) else ""
     failed = [c for c in table.checks if not c.ok]
+    if not failed and (why := table.broken()):
+        text += f"\n\n**Unsound**: {why[0]}."
     passed = ", ".join(c.name for c in table.checks if c.ok)
     text += f"\n\nChecks passed: {passed or 'none'}."
     text += "".join(f"\n- **Check failed: {c.name}.** {c.detail}" for c in failed)

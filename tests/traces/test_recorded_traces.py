@@ -188,16 +188,22 @@ def test_llama_cpp_at_f16_beats_its_int8_path_by_role(traces: Path) -> None:
     assert result.vs_reference == pytest.approx(reference.wall_ms / result.wall_ms)
 
 
-def test_tokens_that_contradict_the_trace_are_refused(traces: Path) -> None:
-    with pytest.raises(HarnessError, match="have 3325 tokens, not 2659"):
-        load_recorded(traces / MMQ, gguf=QWEN, tokens=2659)
-
-
-def test_a_geometry_that_the_launches_do_not_fit_gets_no_roles(traces: Path) -> None:
-    found = load_recorded(traces / MMQ, gguf="smollm2-135m-q4_1", tokens=3325)
-    assert found.roles is None and any("no roles" in note for note in found.notes)
-    with pytest.raises(HarnessError, match="give --tokens"):
-        load_recorded(traces / MMQ, gguf="smollm2-135m-q4_1")
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"tokens": 2659}, "have 3325 tokens, not 2659"),
+        ({"tail": "last_row"}, "attn_q of the last layer ran for every row"),
+        ({"tail": "full"}, "of the last layer ran for one row"),
+        ({"gguf": "smollm2-135m-q4_1"}, "112 attention launches are no multiple of the 30 layers"),
+    ],
+)
+def test_what_the_trace_contradicts_fails_the_plan_and_charges_nothing(traces: Path, given: dict, why: str) -> None:
+    found = load_recorded(traces / MMQ, **({"gguf": QWEN} | given))
+    assert found.roles is None and any("no roles and no GMAC" in note for note in found.notes)
+    result = decomposed(found)
+    assert not result.check("plan").ok and why in result.check("plan").detail
+    assert {r.gmac for r in result.classes} == {None} and result.tok_per_s is None
+    assert result.busy_ms == pytest.approx(1754.411881), "the table itself is whole"
 
 
 def test_occurrences_beyond_the_last_and_without_repetition_say_so(traces: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -13,8 +16,8 @@ from engine.levers import Levers
 from engine.plan import build_plan
 from harness import launches
 from harness.attribution.classify import classify_launches, load_rules
-from harness.attribution.occurrences import find_occurrences, repeating_run
-from harness.attribution.roles import Attributed, RolesUnknown, apportion, attribute, build
+from harness.attribution.occurrences import find_occurrences, find_repeats, repeating_run
+from harness.attribution.roles import Attributed, RolesUnknown, attribute
 from harness.errors import HarnessError
 
 RULES = load_rules()
@@ -209,33 +212,215 @@ def test_a_trace_that_tells_no_rows_needs_tokens() -> None:
     assert attributed(r, g, tokens=32).tokens == 32
 
 
-@settings(max_examples=30, deadline=None)
-@given(st.lists(st.integers(1, 10**6), min_size=1, max_size=30), st.integers(1, 3))
-def test_apportioned_macs_sum_to_the_ledger_exactly(durations: list[int], prefills: int) -> None:
-    g = tiny()
-    names = [
-        "void mul_mat_q<(ggml_type)12, 128>(int)",
-        "ampere_fp16_s884gemm_128x64_nn",
-        "void flash_attn_ext_f16<64>(int)",
-    ]
-    end = np.cumsum(durations)
-    table = launches.from_columns(
-        name=[names[i % 3] for i in range(len(end))], kind=["kernel"] * len(end), start_ns=end - durations, end_ns=end,
-        device=np.zeros(len(end), np.int32), stream=np.zeros(len(end), np.int64),
+# What the trace tells against the model, the tokens and the tail
+
+
+GEOMETRIES = {
+    "GQA": tiny(),
+    "MHA": replace(tiny(), heads=4, kv_heads=4, head_dim=64, name="mha"),
+    "MQA": replace(tiny(), heads=4, kv_heads=1, head_dim=64, name="mqa"),
+}
+
+
+def eager(g: Geometry, rows: int, *, joined: str = "", angles: bool = True, head: bool = True) -> pd.DataFrame:
+    """One forward as an eager framework launches it: element-wise kernels of 128 threads × 4 elements, persistent GEMMs whose
+    time is their work's, RoPE's angles as a small f32 product ahead of the first layer."""
+    found: list[tuple[str, str, int, int]] = []  # name, kind of launch's class by name, blocks, ns
+
+    def sized(name: str, width: int) -> None:
+        found.append((name, f"{-(-rows * width // 512)},1,1", 0, 1000))
+
+    def product(weights: int, m: int = rows) -> None:
+        kernel = (
+            "nvjet_sm90_hsh_384x8_64x4_2x1_v_bz_TNT" if m == 1 else "nvjet_sm90_hsh_128x240_64x4_2x1_v_bz_coopA_TNT"
+        )
+        found.append((kernel, "2,66,1" if m > 1 else "1,66,1", 0, 2000 + weights * m // 2000))
+
+    add = "void at::native::elementwise_kernel<128, 4, at::native::gpu_kernel_impl_nocast<at::native::CUDAFunctor_add<float>>>(int)"
+    silu = "void at::native::vectorized_elementwise_kernel<4, at::native::(anonymous namespace)::silu_kernel(int)>(int)"
+    found.append(("void at::native::vectorized_gather_kernel<16, long>(char*)", f"{rows},2,1", 0, 1000))
+    if angles:
+        found.append(("cutlass::Kernel2<cutlass_80_simt_sgemm_128x32_8x5_nn_align1>(int)", "16,4,1", 0, 100))
+    n = {
+        m: int(np.prod(g.matrix_shape(f"blk.0.{m}.weight")))
+        for m in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+    }
+    for _ in range(g.layers):
+        sized(add, g.hidden)
+        qkv = [n["attn_q"], n["attn_k"], n["attn_v"]]
+        for weights in [sum(qkv)] if "qkv" in joined else qkv:
+            product(weights)
+        sized(add, g.q_dim)
+        found.append(("void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 64, 64, 4>>(int)", "132,1,1", 0, 5000))
+        product(n["attn_output"])
+        sized(add, g.hidden)
+        for weights in [2 * n["ffn_gate"]] if "gate_up" in joined else [n["ffn_gate"]]:
+            product(weights)
+        sized(silu, g.ffn)
+        if "gate_up" not in joined:
+            product(n["ffn_up"])
+        product(n["ffn_down"])
+        sized(add, g.hidden)
+    if head:
+        product(g.vocab * g.hidden, 1)
+    ns = np.array([f[3] for f in found])
+    start = np.cumsum(np.r_[0, ns[:-1] + 100])
+    return launches.from_columns(
+        name=[f[0] for f in found], kind=["kernel"] * len(found), grid=[f[1] for f in found], block=["128,1,1"] * len(found),
+        start_ns=start, end_ns=start + ns, device=[0] * len(found), stream=[7] * len(found),
     )  # fmt: skip
-    plan = build(g, 50, "full")
-    booked = apportion(classify_launches(table, RULES)[0], plan, prefills)
-    q4 = sum(p.macs for op in plan for p in op.parts if p.weight_type == "q4_K")
-    weights = sum(p.macs for op in plan for p in op.parts)
-    sums = booked["macs"].fillna(0).groupby(booked["name"]).sum()
-    assert sums[names[0]] == q4 * prefills
-    if len(end) > 1:
-        assert sums[names[1]] == (weights - q4) * prefills
-    if len(end) > 2:
-        assert sums[names[2]] == (plan.macs - weights) * prefills
+
+
+def fit(table: pd.DataFrame, g: Geometry, **more: Any) -> Attributed:
+    return attribute(*classify_launches(table, RULES), g, **({"tokens": None, "tail": "full"} | more))
+
+
+@pytest.mark.parametrize("g", GEOMETRIES.values(), ids=GEOMETRIES)
+@pytest.mark.parametrize("joined", ["", "qkv", "gate_up", "qkv gate_up"])
+@pytest.mark.parametrize("angles", [False, True])
+def test_any_grouping_of_a_layers_products_fits_and_strays_cost_nothing(g: Geometry, joined: str, angles: bool) -> None:
+    rows = 1500
+    found = fit(eager(g, rows, joined=joined, angles=angles), g)
+    want, got = expected(g, rows, "full"), {k: v for k, v in gmac(found.roles).items() if v}
+    if "qkv" in joined:
+        want["q_o"] += want.pop("k_v")
+    assert got == want
+    small = found.launches[found.launches["name"].str.contains("sgemm")]
+    assert small["macs"].isna().all() and len(found.stray) == len(small) == angles
+    assert (
+        "rows in grids of a block a row" in found.fits and "rows and widths" in found.fits and "types" not in found.fits
+    )
+
+
+@given(rows=st.integers(700, 4000), other=st.integers(700, 4000))
+@settings(deadline=None, max_examples=15)
+def test_tokens_that_the_grids_contradict_fail_and_those_of_the_recording_never(rows: int, other: int) -> None:
+    g = GEOMETRIES["GQA"]
+    table = eager(g, rows)
+    assert fit(table, g, tokens=rows).tokens == rows
+    if other != rows:
+        with pytest.raises(RolesUnknown, match=f"have {rows} tokens, not {other}") as why:
+            fit(table, g, tokens=other)
+        assert why.value.contradicted
+    blind = table[~table["name"].str.contains("gather")].reset_index(drop=True)
+    assert "rows and widths" in fit(blind, g, tokens=rows).fits
+    if not 0.45 < other / rows < 2.2:  # the grids of two numbers of rows share no width
+        with pytest.raises(RolesUnknown, match="element-wise launches") as why:
+            fit(blind, g, tokens=other)
+        assert why.value.contradicted
+
+
+def test_where_nothing_tells_rows_tokens_are_as_given() -> None:
+    g = GEOMETRIES["GQA"]
+    blind = eager(g, 1500)
+    blind = blind[~blind["name"].str.contains("gather")].reset_index(drop=True)
+    blind["block"] = pd.array([""] * len(blind), dtype="string")
+    assert fit(blind, g, tokens=999).fits.endswith("tokens as given, not checked")
+    with pytest.raises(HarnessError, match="give --tokens"):
+        fit(blind, g)
+
+
+def test_another_model_of_as_many_layers_fails_by_its_widths() -> None:
+    g = GEOMETRIES["GQA"]
+    other = replace(g, hidden=320, ffn=960, heads=5, kv_heads=1, name="other")
+    with pytest.raises(RolesUnknown, match="element-wise launches are not 1500 rows of other's widths") as why:
+        fit(eager(g, 1500), other)
+    assert why.value.contradicted
+
+
+def test_another_number_of_layers_fails_by_its_attentions() -> None:
+    g = GEOMETRIES["GQA"]
+    with pytest.raises(RolesUnknown, match="2 attention launches are no multiple of the 3 layers") as why:
+        fit(eager(g, 1500), replace(g, layers=3))
+    assert why.value.contradicted
+
+
+@pytest.mark.parametrize(
+    ("tail", "why"), [("full", None), ("last_row", "ran for every row"), ("ffn_last_row", "ran for every row")]
+)
+def test_the_tail_is_held_to_the_last_layers_products(tail: str, why: str | None) -> None:
+    g = GEOMETRIES["GQA"]
+    if why is None:
+        assert "tail full" in fit(eager(g, 1500), g, tail=tail).fits
+        return
+    with pytest.raises(RolesUnknown, match=why) as raised:
+        fit(eager(g, 1500), g, tail=tail)
+    assert raised.value.contradicted
+
+
+def test_llama_cpps_one_row_tail_contradicts_a_full_one() -> None:
+    g, r = tiny(), Recorder()
+    llama_cpp(r, g, 32)
+    assert "tail ffn_last_row" in attributed(r, g).fits
+    with pytest.raises(RolesUnknown, match=r"ffn_gate.* of the last layer ran for one row"):
+        attributed(r, g, tail="full")
+
+
+@pytest.mark.parametrize(("every", "shared"), [(1, True), (99, False)], ids=["a rank of two", "one exchange"])
+def test_a_rank_that_shares_each_product_is_not_charged_the_whole_model(every: int, shared: bool) -> None:
+    """Tensor parallelism exchanges after every o and down; a single broadcast does not share the products."""
+    g = GEOMETRIES["GQA"]
+    table = eager(g, 1500)
+    names = table["name"].to_numpy(object).copy()
+    adds = np.flatnonzero(["CUDAFunctor_add" in n for n in names])
+    names[adds[2::3] if every == 1 else adds[:1]] = (
+        "ncclDevKernel_AllReduce_Sum_f16_RING_LL(ncclDevKernelArgsStorage<4096>)"
+    )
+    table["name"] = pd.array(names, dtype="string")
+    if not shared:
+        assert fit(table, g).tokens == 1500
+        return
+    with pytest.raises(RolesUnknown, match="launches exchange data between devices") as why:
+        fit(table, g)
+    assert not why.value.contradicted and "one device" in why.value.hint
+
+
+def test_one_token_is_a_prefill_too() -> None:
+    g = GEOMETRIES["GQA"]
+    table = eager(g, 1, angles=False)
+    found = fit(table, g, tokens=1)
+    assert found.tokens == 1 and int(found.launches["macs"].fillna(0).sum()) == found.plan.macs
+
+
+def test_a_layer_with_fewer_products_than_another_has_lost_one() -> None:
+    g = replace(tiny(), layers=3, weight_types={})
+    g = replace(g, weight_types={k.replace("blk.0", f"blk.{i}"): "f16" for k in tiny().weight_types for i in range(3)})
+    table = eager(g, 1500, angles=False)
+    q = np.flatnonzero(table["name"].str.contains("nvjet").to_numpy())
+    with pytest.raises(RolesUnknown, match="q, k and v are"):
+        fit(table.drop(index=q[8]).reset_index(drop=True), g)  # k of the second layer
 
 
 # Occurrences
+
+
+@given(layers=st.integers(2, 5), prefills=st.integers(1, 4))
+@settings(deadline=None, max_examples=12)
+def test_an_occurrence_is_a_whole_prefill_and_never_a_layer(layers: int, prefills: int) -> None:
+    types = {k.replace("blk.0", f"blk.{i}"): v for k, v in tiny().weight_types.items() for i in range(layers)}
+    g = replace(tiny(), layers=layers, weight_types=types)
+    one = classify_launches(eager(g, 1500), RULES)[0]
+    length = int(one["end_ns"].max()) + 50_000
+    table = pd.concat(
+        [one.assign(start_ns=one["start_ns"] + i * length, end_ns=one["end_ns"] + i * length) for i in range(prefills)],
+        ignore_index=True,
+    )
+    found = find_repeats(table)
+    assert [len(f) for f in found.prefills] == ([len(one)] * prefills if prefills > 1 else [])
+    # Layers alone, without anything that runs once: only the model's layers tell prefills from them.
+    inside = np.flatnonzero(one["name"].str.contains("elementwise_kernel<128, 4").to_numpy())
+    layer = one.iloc[inside[0] : inside[-1] + 1].reset_index(drop=True)
+    span = int(layer["end_ns"].max()) + 100
+    bare = pd.concat(
+        [
+            layer.assign(start_ns=layer["start_ns"] + i * span, end_ns=layer["end_ns"] + i * span)
+            for i in range(prefills)
+        ],
+        ignore_index=True,
+    )
+    assert find_repeats(bare).prefills == []
+    told = find_repeats(bare, layers).prefills
+    assert len(told) == (prefills if prefills > 1 else 0) and len({len(t) for t in told}) <= 1
 
 
 def test_forwards_repeat_and_layers_do_not_pass_for_them() -> None:

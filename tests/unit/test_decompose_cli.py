@@ -140,7 +140,12 @@ def test_a_wrong_request_is_one_sentence(
 
 def test_a_reference_of_another_window_must_be_declared_and_is_marked(harness: Run, tmp_path: Path) -> None:
     reference = tmp_path / "ref.json"
-    harness(*TINY, "--runs", "1", "--json", reference)
+    status, *_ = harness(*TINY, "--runs", "1", "--json", reference)
+    believed(reference, status)
+    table = json.loads(reference.read_text())
+    for check in table["checks"]:  # a table that a busy machine spoilt is refused, and that is not what this test is of
+        check["ok"] = True
+    reference.write_text(json.dumps(table))
     _, out, _ = harness(*TINY, "--runs", "1", "--reference", reference)
     assert "ratio" in out and "×~" not in out
     reference.write_text(json.dumps(json.loads(reference.read_text()) | {"created": "2026-01-02T03:04:05+00:00"}))

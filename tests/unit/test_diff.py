@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -139,6 +140,205 @@ def test_a_shorter_window_improves_nothing(repeats: int, fewer: float, slower: f
     assert found.direct_ms == pytest.approx(0, abs=1e-9)
     assert found.sentence().startswith("no kernel improved; flash per launch +")
     assert found.tax_ms == pytest.approx(repeats * 4e-3 * (round(4000 * slower) / 4000 - 1), rel=1e-6)
+
+
+LAYER = (
+    ("norm", 10, 64),
+    ("gemm", 100, 132),
+    ("flash", 50, 32),
+    ("gemm", 80, 132),
+    ("swiglu", 12, 256),
+    ("gemm", 150, 132),
+)
+"""(class, µs, blocks) of the launches of a layer of 64 rows; the GEMMs are persistent: as many blocks as SMs."""
+
+
+def prefill(layers: int = 6, *, chunks: int = 1, prefills: int = 1, slower: float = 1.0, rows: float = 1.0, merged: bool = False,
+            scales: bool = True) -> pd.DataFrame:  # fmt: skip
+    """A synthetic trace: every layer in `chunks` micro-batches, with grids that grow with the rows, or not (`scales`)."""
+    found = []
+    layer = [LAYER[0], ("gemm", 180, 132), LAYER[2], *LAYER[4:]] if merged else list(LAYER)
+    for _ in range(prefills * layers):
+        for cls, us, blocks in layer:
+            for _ in range(chunks):
+                grows = scales and cls != "gemm"
+                found.append((cls, us * slower * rows / chunks, round(blocks * rows / chunks) if grows else blocks))
+    ends = np.cumsum([round(us * 1000) for _, us, _ in found])
+    classes = {"flash": "attention"}
+    return from_columns(
+        name=[f"{c}_kernel" for c, _, _ in found], kind=["kernel"] * len(found), start_ns=np.r_[0, ends[:-1]], end_ns=ends,
+        device=[0] * len(found), grid=[f"{b},1,1" for *_, b in found], block=["128,1,1"] * len(found),
+        **{"class": [classes.get(c, c) for c, _, _ in found]},
+    )  # fmt: skip
+
+
+def sides(*tables: pd.DataFrame, **more: Any) -> list[Any]:
+    return [side_of_launches(t, f"{i}.sqlite", source="nsys", **more) for i, t in enumerate(tables)]
+
+
+@pytest.mark.parametrize("slower", [1.0, 0.8, 1.5])
+def test_a_merged_gemm_is_charged_its_time_whatever_its_launches(slower: float) -> None:
+    """Two GEMMs a layer became one: the norms that stayed say that the work did."""
+    found = diff(*sides(prefill(), prefill(merged=True, slower=slower)))
+    gemm = next(r for r in found.classes if r.key == ("gemm",))
+    assert (gemm.before.launches, gemm.after.launches) == (18, 12)
+    assert gemm.change == pytest.approx(slower - 1, abs=1e-12) and found.work.known
+    assert "norm, swiglu" in found.work.detail
+    assert found.to_json()["work"]["known"] is True
+
+
+@given(chunks=st.sampled_from([2, 4, 8]), prefills=st.integers(1, 3), slower=st.floats(0.5, 2.0))
+@settings(deadline=None, max_examples=20)
+def test_two_micro_batch_sizes_differ_by_their_totals(chunks: int, prefills: int, slower: float) -> None:
+    """However the prefill is cut, as many rows go through the norms in all."""
+    before, after = prefill(chunks=chunks, prefills=prefills), prefill(prefills=prefills, slower=slower)
+    found = diff(*sides(before, after))
+    total = [float((t["end_ns"] - t["start_ns"]).sum()) / 1e6 for t in (before, after)]
+    assert found.work.known and found.work_factor == 1
+    assert found.net_ms == pytest.approx(total[1] - total[0], abs=1e-9)
+
+
+def test_micro_batches_that_no_grid_tells_are_totals_of_unknown_work() -> None:
+    found = diff(*sides(prefill(chunks=4, scales=False), prefill(scales=False)))
+    assert not found.work.known and found.normalised_by == "totals"
+    assert found.net_ms == pytest.approx(0, abs=1e-9)
+    assert any("work unknown" in n and "--tokens" in n and "--equal-work" in n for n in found.notes)
+    declared = diff(*sides(prefill(chunks=4, scales=False), prefill(scales=False)), equal_work=True)
+    assert declared.work.known and declared.normalised_by == "declared"
+
+
+def test_more_rows_in_the_same_launches_are_not_equal_work() -> None:
+    """Persistent GEMMs keep their grids when the prompt doubles; norms do not."""
+    found = diff(*sides(prefill(), prefill(rows=2.0)))
+    assert not found.work.known and not found.work.per_launch
+    assert found.net_ms == pytest.approx(6 * 0.402)
+
+
+@given(times=st.integers(2, 6))
+@settings(deadline=None, max_examples=5)
+def test_more_of_the_same_launches_are_compared_per_launch(times: int) -> None:
+    found = diff(*sides(prefill(), prefill(prefills=times)))
+    assert found.work.per_launch and found.work_factor == times
+    assert found.net_ms == pytest.approx(0, abs=1e-9)
+
+
+def test_one_forward_against_several_others_is_refused() -> None:
+    """Nothing is shared but the shape of a recording: several prefills here, one there."""
+    one, other = prefill(), prefill(prefills=3, slower=0.5, rows=4.0)
+    first, second = sides(one, other)
+    first.prefills, second.prefills = 1, 3
+    with pytest.raises(
+        HarnessError, match=r"0\.sqlite holds 1 prefill and 1\.sqlite 3, and one prefill is not compared"
+    ) as why:
+        diff(first, second)
+    assert "--occurrence" in str(why.value) and str(why.value).count("\n") == 0
+
+
+@given(order=st.permutations(range(36)), slower=st.floats(0.5, 2.0))
+@settings(deadline=None, max_examples=10)
+def test_the_order_of_launches_changes_no_diff(order: list[int], slower: float) -> None:
+    before, after = prefill(), prefill(slower=slower)
+    ns = (after["end_ns"] - after["start_ns"]).to_numpy()[order]
+    shuffled = after.iloc[order].reset_index(drop=True)
+    shuffled = shuffled.assign(start_ns=np.cumsum(ns) - ns, end_ns=np.cumsum(ns))
+    assert diff(*sides(before, shuffled)).net_ms == pytest.approx(diff(*sides(before, after)).net_ms)
+    assert diff(*sides(shuffled, shuffled)).net_ms == 0 == diff(*sides(shuffled, shuffled)).tax_ms
+
+
+def test_removing_launches_of_equal_work_is_their_time() -> None:
+    """A last layer without its FFN: two launches of eighteen are no window's edge."""
+    whole = prefill()
+    found = diff(*sides(whole, whole.iloc[:-1].reset_index(drop=True)))
+    assert found.work.known and found.net_ms == pytest.approx(-0.150)
+
+
+def test_a_decomposition_and_a_trace_of_another_window_are_refused(a_table: Callable) -> None:
+    table = side_of_decomposition(a_table({"gemm": 9.0, "norm": 1.0}).model_copy(update={"tokens": None}), "d.json")
+    (trace_side,) = sides(prefill())
+    for pair in ((table, trace_side), (trace_side, table)):
+        with pytest.raises(HarnessError, match=r"d\.json is a decomposition and 0\.sqlite a trace of another window"):
+            diff(*pair)
+        assert diff(*pair, equal_work=True).normalised_by == "declared"
+
+
+def test_one_prefills_table_and_a_recordings_are_refused(a_table: Callable) -> None:
+    rows = {"attention": 10.0, "norm": 1.0}
+    one = side_of_decomposition(a_table(rows, tokens=100), "one")
+    four = side_of_decomposition(a_table({k: 4 * v for k, v in rows.items()}, tokens=400, prefills=4), "four")
+    with pytest.raises(HarnessError, match="one holds 1 prefill and four 4"):
+        diff(one, four)
+    again = side_of_decomposition(a_table(rows, tokens=400, prefills=4), "again")
+    assert diff(four, again).normalised_by == "tokens", "as many on both sides compare"
+
+
+def test_both_by_role_compare_by_role_and_one_alone_is_folded(a_table: Callable) -> None:
+    ours = a_table({"gate_up/q4_K": 30.0, "q_o/q4_K": 6.0, "attention": 5.0, "norm": 2.0})
+    theirs = a_table({"gemm/q4_K": 90.0, "attention": 20.0, "elementwise": 5.0})
+    roles = a_table({"gate_up/q4_K": 75.0, "q_o/q4_K": 15.0, "attention": 20.0, "norm": 5.0}).classes
+    by_role = theirs.model_copy(update={"roles": roles})
+    found = diff(side_of_decomposition(by_role, "llama"), side_of_decomposition(ours, "ours"))
+    assert {r.key[0]: r.delta_ms for r in found.classes} == pytest.approx(
+        {"gate_up": -45.0, "attention": -15.0, "q_o": -9.0, "norm": -3.0}
+    )
+    assert "gone" not in found.sentence() and found.to_json()["by_role"] is True
+    folded = diff(side_of_decomposition(theirs, "llama"), side_of_decomposition(ours, "ours"))
+    assert {r.key[0]: r.delta_ms for r in folded.classes} == pytest.approx(
+        {"products": -54.0, "attention": -15.0, "between products": -3.0}
+    )
+    assert any("--gguf" in n for n in folded.notes)
+
+
+def test_an_unsound_side_is_marked(a_table: Callable) -> None:
+    table = a_table({"attention": 10.0, "norm": 1.0})
+    bent = table.model_copy(update={"busy_ms": 12.0})
+    found = diff(side_of_decomposition(table, "a"), side_of_decomposition(bent, "b"))
+    assert any("b is unsound" in n for n in found.notes)
+    assert {u["side"] for u in found.to_json()["unsound"]} == {"b"}
+
+
+def test_declarations_on_the_command_line(in_tmp: Path, harness: Callable) -> None:
+    from harness import launches as table_of
+
+    for name, table in (("a", prefill(chunks=4, scales=False)), ("b", prefill(scales=False))):
+        table_of.save(table, in_tmp / f"{name}.parquet")
+    status, out, _ = harness("diff", "a.parquet", "b.parquet", "--markdown", "d.md", "--json", "d.json")
+    assert status == 0 and "work unknown" in out
+    assert "work unknown" in (in_tmp / "d.md").read_text()
+    assert json.loads((in_tmp / "d.json").read_text())["work"] == {
+        "known": False, "how": "totals", "detail": "no launches tell that both sides computed the same",
+    }  # fmt: skip
+    status, out, _ = harness("diff", "a.parquet", "b.parquet", "--tokens", "512", "--json", "-")
+    assert json.loads(out)["normalised_by"] == "tokens"
+    status, out, _ = harness("diff", "a.parquet", "b.parquet", "--tokens", "512:256", "--json", "-")
+    assert json.loads(out)["work_factor"] == 0.5
+    status, out, _ = harness("diff", "a.parquet", "b.parquet", "--equal-work", "--json", "-")
+    assert json.loads(out)["normalised_by"] == "declared"
+    for wrong in ("0", "x", "1:", ":1", "1:2:3", "-1", "٣"):
+        assert harness("diff", "a.parquet", "b.parquet", "--tokens", wrong)[0] == 64
+
+
+def test_micro_batches_of_the_case(shared_data: Path, harness: Callable) -> None:
+    cases = shared_data.parent / "cases" / "traces"
+    if not cases.is_dir():
+        pytest.skip(f"no cases at {cases}")
+    _, out, _ = harness("diff", str(cases / "d_base.json"), str(cases / "d_merged_gemm.json"), "--json", "-")
+    data = json.loads(out)
+    assert {c["class"]: c["delta_ms"] for c in data["classes"]} == pytest.approx(
+        dict.fromkeys(("gemm", "attention", "swiglu", "norm"), 0.0), abs=1e-9
+    )
+    assert data["work"]["known"]
+    _, out, _ = harness("diff", str(cases / "d_chunks4.json"), str(cases / "d_base.json"), "--json", "-")
+    assert json.loads(out)["net_ms"] == pytest.approx(0, abs=1e-9) and not json.loads(out)["work"]["known"]
+
+
+def test_two_builds_of_llama_cpp_differ_by_what_each_decomposes_to(shared_data: Path, harness: Callable) -> None:
+    pair = [str(shared_data / "traces" / f"nsys_h200_llama_cpp_{build}_ub4096.sqlite") for build in ("mmq", "cublas")]
+    _, out, _ = harness("diff", *pair, "--json", "-")
+    data = json.loads(out)
+    assert data["net_ms"] == pytest.approx(1108.200220 - 1754.942152, abs=1e-6) and data["work"]["known"]
+    _, out, _ = harness("diff", *pair, "--occurrence", "2:3", "--json", "-")
+    data = json.loads(out)
+    assert data["net_ms"] == pytest.approx(126.97 - 283.00, abs=0.01) and data["work_factor"] == 1
 
 
 def test_launches_that_vanish_are_a_gain_and_new_ones_a_tax() -> None:
