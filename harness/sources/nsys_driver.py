@@ -54,7 +54,7 @@ def find_nsys() -> Nsys:
     candidates = [Path(p) for p in (named, on_path) if p]
     if not candidates:
         for root in map(Path, _NSIGHT_ROOTS):
-            candidates += sorted(root.glob("**/target-linux-x64/nsys"), reverse=True) if root.is_dir() else []
+            candidates += sorted(root.glob("**/target-linux-*/nsys"), reverse=True) if root.is_dir() else []
     for nsys in candidates:
         if os.access(nsys, os.X_OK):
             return Nsys(nsys, _find_importer(nsys.resolve()))
@@ -62,12 +62,12 @@ def find_nsys() -> Nsys:
 
 
 def _find_importer(nsys: Path) -> Path | None:
-    """QdstrmImporter of the same installation: below the folder that holds nsys's own."""
-    for root in (nsys.parent.parent, nsys.parent.parent.parent):
-        found = sorted(root.glob("**/QdstrmImporter"))
-        if found:
-            return found[0]
-    return None
+    """QdstrmImporter of the same installation. NVIDIA's layout has it in a folder beside nsys's `target-…`; an nsys that
+    lies anywhere else (a wrapper in /usr/bin) has none, and nothing is searched for it."""
+    if not nsys.parent.name.startswith("target-"):
+        return None
+    found = sorted(nsys.parent.parent.glob("*/QdstrmImporter"))
+    return found[0] if found else None
 
 
 def record(argv: Sequence[str], out: Path, *, timeout_s: float | None = None) -> Path:
