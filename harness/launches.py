@@ -5,6 +5,7 @@ Times are integer nanoseconds from the window's start, which is the first activi
 
 from __future__ import annotations
 
+import ctypes
 import json
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,25 @@ def nullable(values: np.ndarray | list[int], dtype: str) -> pd.Series:
     unknown = array < 0
     known = np.where(unknown, 0, array) if unknown.any() else array
     return pd.Series(pd.arrays.IntegerArray(known.astype(dtype.lower()), unknown))
+
+
+def text_codes(column: pd.Series, empty: str = "") -> tuple[np.ndarray, np.ndarray]:
+    """(code from 0 of every row, the distinct texts) of a text column; `empty` stands for "" and for a missing text.
+
+    A million rows share some sixty str objects, so their addresses are told apart, and then the few texts behind them: ten
+    times faster than hashing the text of every row.
+    """
+    values = np.ascontiguousarray(column.to_numpy(object))
+    if len(values) == 0:
+        return np.empty(0, np.int64), np.empty(0, object)
+    # An array of objects is an array of pointers, which `values` keeps alive here.
+    addresses = np.ctypeslib.as_array((ctypes.c_ssize_t * len(values)).from_address(values.ctypes.data))
+    code, distinct = pd.factorize(addresses)
+    first = np.zeros(len(distinct), np.int64)
+    first[code[::-1]] = np.arange(len(code) - 1, -1, -1)
+    known = [empty if text is pd.NA or text is None or text == "" else text for text in values[first]]
+    inner, texts = pd.factorize(np.array(known, object))
+    return inner[code], texts
 
 
 def check(table: pd.DataFrame) -> pd.DataFrame:

@@ -11,6 +11,7 @@ import pandas as pd
 
 from harness.attribution.decomposition import Check, ClassRow, Decomposition, Outlier
 from harness.attribution.on_paper import paper_rate
+from harness.launches import text_codes
 
 if TYPE_CHECKING:
     from engine.plan import Plan
@@ -208,8 +209,8 @@ def find_outliers(launches: pd.DataFrame, plan: Plan | None = None, times: float
     if len(launches) < 3:
         return []
     duration = (launches["end_ns"] - launches["start_ns"]).to_numpy()
-    cls, _ = pd.factorize(launches["class"])
-    name, _ = pd.factorize(launches["name"])
+    cls, classes = text_codes(launches["class"])
+    name, _ = text_codes(launches["name"])
     ops = launches["op"].to_numpy(dtype=np.int64, na_value=-1)
     planned = (ops >= 0) & (ops < len(plan) if plan is not None else False)
     if plan is not None:
@@ -219,7 +220,7 @@ def find_outliers(launches: pd.DataFrame, plan: Plan | None = None, times: float
         # On the host a span is named after its op ("L03 gate"), which would make every kind unique.
         name = np.where(planned & (launches["kind"] == "host").to_numpy(), -1, name)
     else:
-        work, _ = pd.factorize(launches["grid"])
+        work, _ = text_codes(launches["grid"])
     is_copy = launches["kind"].isin(["memcpy", "memset"]).to_numpy()
     if is_copy.any():
         amount = launches["bytes"].to_numpy(dtype=np.int64, na_value=-1)
@@ -230,7 +231,7 @@ def find_outliers(launches: pd.DataFrame, plan: Plan | None = None, times: float
     if plan is None and lonely.any():
         by_class, class_count = _median_by(cls, duration)
         typical, count = np.where(lonely, by_class, typical), np.where(lonely, class_count, count)
-    waits = launches["class"].eq("communication").to_numpy()
+    waits = (classes == "communication")[cls]
     floor = np.where((launches["kind"] == "host").to_numpy(), HOST_OUTLIER_NS, 0)
     far = np.flatnonzero((duration > times * typical) & (typical > 0) & (count >= 3) & ~waits & (duration > floor))
     far = far[np.argsort(-duration[far], kind="stable")]

@@ -22,7 +22,7 @@ import yaml
 
 from harness.config import yaml_sentence
 from harness.errors import HarnessError, one_line
-from harness.launches import FAMILIES
+from harness.launches import FAMILIES, text_codes
 
 RULE_FILES = ("llama_cpp", "rocm", "vllm", "sglang", "quantised", "tensorrt_llm", "cuda_libraries", "pytorch")
 """protocols/classes/NAME.yaml in the order in which they are tried: engines, then libraries, then the framework whose
@@ -299,7 +299,7 @@ def classify_launches(table: pd.DataFrame, rules: Rules) -> tuple[pd.DataFrame, 
 
     Rules run once per distinct name: a million launches have some sixty names.
     """
-    codes, names = pd.factorize(table["name"].to_numpy(object))
+    codes, names = text_codes(table["name"])
     kinds = table["kind"].cat.codes.to_numpy()
     categories = list(table["kind"].cat.categories)
     row, pairs = pd.factorize(codes * len(categories) + kinds)

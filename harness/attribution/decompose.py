@@ -35,7 +35,7 @@ from harness.attribution.decomposition import (
     sound,
 )
 from harness.errors import HarnessError
-from harness.launches import union_ns
+from harness.launches import text_codes, union_ns
 
 if TYPE_CHECKING:
     from engine.plan import Plan
@@ -203,8 +203,8 @@ def _rows(
     launches: pd.DataFrame, start: np.ndarray, end: np.ndarray, busy_ns: int, ceilings: Ceilings | None
 ) -> list[ClassRow]:
     """One row per (class, weight type), the longest first and "other" last."""
-    cls_code, classes = pd.factorize(launches["class"].fillna("").replace("", "other"))
-    type_code, types = pd.factorize(launches["weight_type"].fillna("-"))
+    cls_code, classes = text_codes(launches["class"], empty="other")
+    type_code, types = text_codes(launches["weight_type"], empty="-")
     code = cls_code * len(types) + type_code
     code, keys = pd.factorize(code)
     duration = end - start

@@ -68,3 +68,12 @@ def test_a_file_that_is_no_table_is_one_sentence(tmp_path: Path, content: bytes)
     path.write_bytes(content)
     with pytest.raises(HarnessError, match=r"x\.parquet is not a readable Parquet launch table"):
         launches.load(path)
+
+
+@given(st.lists(st.sampled_from(["gemm", "gemm ", "", "norm", None]), max_size=40))
+def test_text_codes_are_a_factorisation_whatever_objects_hold_the_texts(texts: list[str | None]) -> None:
+    # A str made anew for every row: the address differs where the text does not.
+    column = pd.Series([None if t is None else "".join(list(t)) for t in texts], dtype=pd.StringDtype("python"))
+    codes, distinct = launches.text_codes(column, empty="other")
+    assert [distinct[c] for c in codes] == [t or "other" for t in texts]
+    assert len(set(distinct)) == len(distinct)
