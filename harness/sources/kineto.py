@@ -31,7 +31,7 @@ from harness.errors import HarnessError
 from harness.sources.names import demangled
 from harness.sources.submissions import Call, Calls, call_kind, match
 from harness.sources.trace import Findings, LeftOut, Sharing, Trace
-from harness.sources.usable import usable
+from harness.sources.usable import by_start, usable
 
 KINDS = {"kernel": "kernel", "gpu_memcpy": "memcpy", "gpu_memset": "memset", "memcpy": "memcpy", "memset": "memset"}
 """Event category (lower case; the last two are older profilers') → kind of launch."""
@@ -158,7 +158,7 @@ def _trace(columns: _Columns, path: Path) -> tuple[Trace, int]:
     found.left_out = [*columns.left_out.values(), *left_out]
     if len(start) == 0 or (keep is not None and not keep.any()):
         raise HarnessError(_why_nothing(columns, found, path))
-    order = np.lexsort((end, start))
+    order = by_start(start, end)
     position = order if keep is None else order[keep[order]]
     process, correlation = _process(columns), np.array(columns.correlation, np.int64)
     start, end = start[position], end[position]
@@ -368,8 +368,8 @@ def _events(text: IO[str], gpus: dict[int, str]) -> Iterator[Any]:
         if key == "traceEvents" and scan.peek() == "[":
             found = True
             yield from scan.array()
-        elif key == "deviceProperties" and (properties := scan.small()) is not None:
-            gpus |= _gpu_names(properties)
+        elif key == "deviceProperties":
+            gpus |= _gpu_names(scan.small())
         else:
             scan.skip()
         if scan.peek() == ",":
@@ -391,7 +391,7 @@ def _gpu_names(properties: Any) -> dict[int, str]:
 _MARK = re.compile(r'[{}\[\]"]')
 _QUOTE = re.compile(r'["\\]')
 _EVENT = re.compile(r'\{\s*"(?:ph|cat|name)"\s*:')
-_ODD = re.compile(r'"(?:[^"\\]|\\.)*"|-?\b(?:inf(?:inity)?|nan(?:\(\w*\))?)(?![\w"])', re.IGNORECASE | re.DOTALL)
+_ODD = re.compile(r'"(?:[^"\\]|\\.)*"|-?\b(?:inf(?:inity)?|nan(?:\(\w*\))?)(?=\s*[,}\]])', re.IGNORECASE | re.DOTALL)
 _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}|(.|$))', re.DOTALL)
 
 

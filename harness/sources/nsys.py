@@ -28,7 +28,7 @@ from harness.sources.names import demangled
 from harness.sources.rows import Rows, first_line, read_columns
 from harness.sources.submissions import Call, Calls, call_kind, match
 from harness.sources.trace import Diagnostic, Findings, LeftOut, Sharing, Trace
-from harness.sources.usable import usable
+from harness.sources.usable import by_start, usable
 
 KERNEL = "CUPTI_ACTIVITY_KIND_KERNEL"
 MEMCPY = "CUPTI_ACTIVITY_KIND_MEMCPY"
@@ -272,7 +272,7 @@ class Export:
         start, end = joined["start"], joined["end"]
         position = None if keep is None else np.flatnonzero(keep)
         if not ((start[1:] > start[:-1]) | ((start[1:] == start[:-1]) & (end[1:] >= end[:-1]))).all():
-            order = np.lexsort((end, start))
+            order = by_start(start, end)
             position = order if keep is None else order[keep[order]]
         if position is not None:
             joined = {key: values[position] for key, values in joined.items()}

@@ -198,4 +198,4 @@ def _uri(database: Path) -> str:
 
 def first_line(error: Exception) -> str:
     """An error of SQLite or Arrow, which may span lines, on one."""
-    return (str(error).splitlines() or [type(error).__name__])[0].replace("[SQLite] ", "")
+    return (str(error).splitlines() or [type(error).__name__])[0].split("[SQLite] ")[-1]

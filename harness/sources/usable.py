@@ -42,3 +42,12 @@ def usable(start: np.ndarray, end: np.ndarray, which: Callable[[int], str]) -> t
             far = first > max(HOUR_NS, 10 * (last - first))
             drop(zero if far else zero & (end == 0), "without a time")
     return (None if not found else keep), found
+
+
+def by_start(start: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """Positions in the order of (start, end), stably. Runs that are in order already, as tables are, cost a merge."""
+    order = np.argsort(start, kind="stable")
+    first = start[order]
+    if (first[1:] == first[:-1]).any():
+        return np.lexsort((end, start))
+    return order
