@@ -20,7 +20,9 @@ def command() -> None:
 @click.argument("file", type=FILE)
 @json_option("JSON")
 def info(file: Path, json_path: str | None) -> int:
-    """What FILE holds: launches per device, their summed time, its union, their span, and what to know of them."""
+    """What FILE holds: launches per device, their summed time, its union, their span; prefills that repeat, ranges,
+    processes; what to know of them, and the command that comes next."""
+    from harness.attribution.contents import contents
     from harness.attribution.recorded import read_trace
     from harness.files import emit_json
     from harness.launches import union_ns
@@ -46,7 +48,13 @@ def info(file: Path, json_path: str | None) -> int:
                 "names": int(kernels["name"].nunique()),
             }
         )
-    found = {"file": file.name, "source": trace.source, "devices": devices, "notes": trace.notes}
+    found = {
+        "file": file.name,
+        "source": trace.source,
+        "devices": devices,
+        **contents(file, trace),
+        "notes": trace.notes,
+    }
     if json_path:
         emit_json(found, json_path)
     if json_path != "-":
@@ -71,8 +79,16 @@ def _show_info(found: dict[str, Any]) -> None:
     ]
     heads = ["device<", "launches<", "kernels ms", "all ms", "union ms", "span ms"]
     print_table(heads, rows, drop=["all ms", "kernels ms"])
+    for device, of in found["repeats"].items():
+        say(f"device {device}: a sequence of {of['launches']:,} launches repeats {of['count']} times")
+    for device, names in found["processes"].items():
+        if len(names) > 1:
+            say(f"device {device}: {len(names)} processes, {', '.join(names)}")
+    if ranges := [f"{r['name']} × {r['count']}" if r["count"] > 1 else r["name"] for r in found["ranges"]]:
+        say(f"ranges: {', '.join(ranges[:8])}{' …' if len(ranges) > 8 else ''}")
     for note in found["notes"]:
         say(f"note  {note}")
+    say(f"next  {found['next']}")
 
 
 @command.command(short_help="Which class each kernel name gets.")

@@ -154,6 +154,7 @@ def _trace(columns: _Columns, path: Path) -> tuple[Trace, int]:
     """(trace, the zero of its times in the file's ns)."""
     start, end = np.array(columns.start, np.int64), np.array(columns.end, np.int64)
     found = Findings(records=len(start) + sum(b.count for b in columns.left_out.values()))
+    found.ranges = [name for name, _, _, _ in sorted(columns.ranges, key=lambda r: r[1])]
     keep, left_out = usable(start, end, lambda i: repr(columns.name[i][:60]))
     found.left_out = [*columns.left_out.values(), *left_out]
     if len(start) == 0 or (keep is not None and not keep.any()):

@@ -51,6 +51,7 @@ class Findings:
     sharing: list[Sharing] = field(default_factory=list)
     calls: Calls | None = None  # in the launch table's ns; None where the host's side was not recorded
     call: np.ndarray | None = None  # int64, one a launch of the table: the position of its call; −1 unknown
+    ranges: list[str] = field(default_factory=list)  # names of the ranges that were read on the way, one each time
     resolution_ns: float = 1.0  # steps in which the file's times are told
 
 

@@ -1,0 +1,57 @@
+"""What a trace offers to look at: prefills that repeat, named ranges, processes, and the command that comes next."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from harness.attribution.classify import classify_launches, load_rules
+from harness.attribution.occurrences import find_occurrences
+from harness.sources.trace import Trace
+
+SHOWN_RANGES = 20
+_NUMBERED = re.compile(r", (?:seq|op_id|sizes) = .*")
+"""What PyTorch's emit_nvtx adds to an operator's name, another one each time; `--range` takes a pattern."""
+
+
+def contents(path: Path, trace: Trace) -> dict[str, Any]:
+    """{"repeats": device → {count, launches of one}, "ranges": [{name, count}], "processes": device → names, "next": command}.
+
+    Ranges are the outermost ones, the most frequent first. Raises HarnessError as the readers do.
+    """
+    table, _ = classify_launches(trace.launches, load_rules(None))
+    repeats = {}
+    for device, rows in table.groupby("device"):
+        found = find_occurrences(rows.reset_index(drop=True))
+        if found:
+            repeats[int(device)] = {"count": len(found), "launches": len(found[0])}  # type: ignore[call-overload]
+    ranges = [{"name": name, "count": n} for name, n in _ranges(path, trace).most_common(SHOWN_RANGES)]
+    shared = {s.device: s.processes for s in trace.found.sharing}
+    processes = {d: shared.get(d, [str(p) for p in of]) for d, of in trace.found.processes.items()}
+    devices = sorted(table["device"].unique().tolist())
+    return {"repeats": repeats, "ranges": ranges, "processes": processes, "next": _next(path, devices, repeats, ranges)}
+
+
+def _ranges(path: Path, trace: Trace) -> Counter[str]:
+    if trace.source != "nsys":
+        return Counter(trace.found.ranges)
+    from harness.sources.nsys import Export
+
+    with Export(path) as export:
+        return Counter(_NUMBERED.sub("*", r.text) for r in export.ranges() if r.text and r.path == r.text)
+
+
+def _next(path: Path, devices: list[int], repeats: dict[int, dict[str, int]], ranges: list[dict[str, Any]]) -> str:
+    """The decomposition to type: of one device, and of the second of several prefills (the first one warms up), or of the
+    first named range."""
+    command = ["harness", "decompose", "--trace", str(path)]
+    if len(devices) > 1:
+        command += ["--device", str(devices[0])]
+    if devices[0] in repeats:
+        command += ["--occurrence", "2"]
+    elif ranges:
+        command += ["--range", ranges[0]["name"]]
+    return shlex.join(command)
