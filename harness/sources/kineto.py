@@ -164,11 +164,16 @@ def _trace(columns: _Columns, path: Path) -> tuple[Trace, int]:
     process, correlation = _process(columns), np.array(columns.correlation, np.int64)
     start, end = start[position], end[position]
 
+    # Each column is let go as it is taken over: a trace of a million launches is not held twice.
     def column(name: str) -> np.ndarray:
-        return np.array(getattr(columns, name), np.int64)[position]
+        values: np.ndarray = np.frombuffer(getattr(columns, name), np.int64)[position]
+        setattr(columns, name, _numbers())
+        return values
 
-    def text(values: list[str]) -> pd.Series:
-        return pd.Series(pd.array(np.array(values, object)[position], dtype=pd.StringDtype("python")))
+    def text(name: str) -> pd.Series:
+        values = np.array(getattr(columns, name), object)
+        setattr(columns, name, [])
+        return pd.Series(pd.array(values[position], dtype=pd.StringDtype("python")))
 
     stream = column("stream")
     device, gpus = _devices(columns, position, start, end, found)
@@ -187,15 +192,15 @@ def _trace(columns: _Columns, path: Path) -> tuple[Trace, int]:
             )
     zero = int(start.min())
     table = launches.from_columns(
-        name=text(columns.name),
+        name=text("name"),
         kind=pd.Categorical.from_codes(column("kind"), categories=list(launches.KINDS)),
         start_ns=start - zero,
         end_ns=end - zero,
         device=device.astype(np.int32),
         stream=stream,
         graph_node=launches.nullable(column("node"), "Int64"),
-        grid=text(columns.grid),
-        block=text(columns.block),
+        grid=text("grid"),
+        block=text("block"),
         registers=launches.nullable(column("registers"), "Int32"),
         smem_bytes=launches.nullable(column("smem"), "Int64"),
         bytes=launches.nullable(column("bytes"), "Int64"),
@@ -719,7 +724,7 @@ def _device(value: Any) -> int | None:
 
 
 def _dims(sizes: Any) -> str:
-    """ "x,y,z"; "" for what is no list of numbers."""
+    """ "x,y,z"; "" for what is no list of numbers. One str for every launch of a shape."""
     if not isinstance(sizes, list) or not all(type(s) is int for s in sizes):
         return ""
-    return ",".join(map(str, sizes[:3]))
+    return sys.intern(",".join(map(str, sizes[:3])))
