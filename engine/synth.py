@@ -264,7 +264,10 @@ class SynthModel:
 
     def sha256(self) -> str:
         """Identity of the weights: a hash of the specification's version, the geometry and the seed."""
-        identity = {"spec": SPEC, "geometry": asdict(self.geometry), "seed": self.seed}
+        geometry = asdict(self.geometry)
+        if not geometry["window"]:
+            del geometry["window"]  # without one the weights are those of records made before geometries had windows
+        identity = {"spec": SPEC, "geometry": geometry, "seed": self.seed}
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
     def tokenizer(self) -> None:

@@ -22,5 +22,5 @@ def paper_rate(gpu: str) -> tuple[float, str]:
     """(TFLOP/s, whose): the fastest matrix rate that a GPU of this name has on paper; of any GPU where it is not known."""
     for name, rate, kind in ON_PAPER:
         if re.search(rf"(?<![A-Za-z0-9])(?:{name})", gpu):
-            return float(rate), f"what a {re.sub(r'^NVIDIA ', '', gpu)} does in {kind} on paper"
-    return float(max(rate for _, rate, _ in ON_PAPER)), "what the fastest GPU does on paper"
+            return float(rate), f"the {kind} rate of {gpu} on paper"
+    return float(max(rate for _, rate, _ in ON_PAPER)), "the rate of the fastest GPU on paper"

@@ -134,7 +134,7 @@ def streams(seen: Seen) -> Check:
     if share <= OVERLAP_LIMIT:
         detail = f"launches of one stream overlap by {total / busy:.2%} of busy"
         if programmatic.any():
-            detail += ", each ending after the one before it: programmatic dependent launch"
+            detail += ", each ending after the one before it, as under programmatic dependent launch"
         return Check(name="streams", ok=True, value=share, limit=OVERLAP_LIMIT, detail=detail)
     first = rows[pairs[~programmatic][0]]
     names = table["name"].to_numpy(object)

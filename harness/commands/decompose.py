@@ -216,13 +216,13 @@ def _recorded(path: Path, recorded: dict[str, Any], options: dict[str, Any]) -> 
     from harness.attribution.roofline import load_ceilings
 
     loaded = load_recorded(path, tokens=options["tokens"], source=options["source"], **recorded)
-    at = options["ceilings_path"]
+    if at := options["ceilings_path"]:
+        loaded.about["ceilings"] = load_ceilings(at, "recorded", loaded.about["device"])
     result = decompose(
         loaded.launches,
         wall_ns=loaded.wall_ns,
         reference=_reference(options["reference"], same_window=False),
         one_window=False,
-        ceilings=load_ceilings(at, "recorded", loaded.about["device"]) if at else None,
         roles=loaded.roles,
         **loaded.about,
     )

@@ -227,15 +227,21 @@ def _print_below(result: Decomposition, console: Console) -> None:
         mark = Text("ok", style="green") if check.ok else Text("FAILED", style="bold red")
         rows.append([mark, Text(check.name), Text(check.detail, style="dim" if check.ok else "red")])
     rows.append([Text("on"), Text(), Text(provenance_line(result), style="dim")])
-    rows += [[Text(name), Text(), Text(line)] for name, line in gap_lines(result)]
+    rows += [
+        [Text(name), Text(), Text(line)] for name, line in gap_lines(result, NAME if console.is_terminal else 1000)
+    ]
     for note in filter(None, [above_roof(result), *result.notes]):
         rows.append([Text("note", style="yellow"), Text(), Text(note)])
     print_table(["<", "<", "<"], rows, between=1, console=console)
 
 
-def gap_lines(result: Decomposition) -> list[tuple[str, str]]:
+NAME = 36
+"""Characters of a kernel's name beside the checks on a terminal of 60 columns."""
+
+
+def gap_lines(result: Decomposition, width: int = 1000) -> list[tuple[str, str]]:
     """(name, line): the gap by cause where calls tell it, and the longest waits where the gap is worth a look (2 % of the
-    wall)."""
+    wall). width: of a kernel's name, which a narrow terminal has no room for."""
     lines = []
     causes = [f"{cause} {clock(ms)}" for cause, ms in result.gap_causes_ms.items() if ms >= 5e-4]
     if causes:
@@ -246,7 +252,7 @@ def gap_lines(result: Decomposition) -> list[tuple[str, str]]:
             lines.append(
                 (
                     "idle",
-                    f"{clock(idle.ms)} at {idle.start_ms:,.3f} ms, {short_name(idle.before)} → {short_name(idle.after)}{cause}",
+                    f"{clock(idle.ms)} at {idle.start_ms:,.3f} ms, {short_name(idle.before, width)} → {short_name(idle.after, width)}{cause}",
                 )
             )
     return lines

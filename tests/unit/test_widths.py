@@ -52,7 +52,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory, a_table: Callable, a_round:
         }
         sols = {key: 0.5 for key in rows}
         walls = [Pass(wall_ms=64.0 + i, busy_ms=62.5, launches=4, class_ms=dict.fromkeys(ROLES, 1.0)) for i in range(3)]
-        table = a_table(rows, sol=sols, ratio={"attention": 2.0}, walls_ms=[64.0, 65.0, 66.0], passes=walls)
+        wall = a_table(rows).wall_ms
+        table = a_table(rows, sol=sols, ratio={"attention": 2.0}, walls_ms=[wall - 1, wall, wall + 1], passes=walls)
         Path("before.json").write_text(to_json(table.to_dict()))
         Path("after.json").write_text(to_json(a_table({k: v * 1.1 for k, v in rows.items()}, sol=sols).to_dict()))
         a_round(
