@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import psutil
 
+from engine.titles import title
 from harness.files import to_json, write_atomic
 
 SCHEMA = "peers/1"
@@ -172,7 +173,7 @@ def report(record: dict[str, Any]) -> str:
     facts = ", ".join(f"{k} {v}" for k, v in record["engines"][PEER].items() if k not in ("backend", "memory_bytes"))
     return "\n".join(
         [
-            f"# Ours beside PyTorch Transformers: {record['model']}, {tokens} tokens",
+            f"# Ours beside PyTorch Transformers: {title(record['model'])}, {tokens} tokens",
             "",
             f"**Ours prefills in {wall(record, OURS):.2f} ms where PyTorch Transformers takes {wall(record, PEER):.2f} ms: "
             f"{statistics.median(found):.2f} × faster, median of {n} interleaved pair{'s' * (n != 1)} ({min(found):.2f} … {max(found):.2f}), "
