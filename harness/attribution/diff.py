@@ -24,7 +24,7 @@ first side. What lies within noise is summed apart: net + within noise is the ch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import PurePath
@@ -271,7 +271,10 @@ class Diff:
         elif not faster:
             noisy = any(r.within_noise for r in rows)
             parts = [f"no {what} moved by {MOVED:.0%} or more" + (" beyond noise" if noisy else "")]
-        return "; ".join(parts)
+        said = "; ".join(parts)
+        if bad := [side.label for side in (self.before, self.after) if side.unsound]:
+            said += f"; do not rely on it: {' and '.join(bad)} {'are' if len(bad) > 1 else 'is'} unsound"
+        return said
 
     def _say(self, row: Row) -> str:
         name = short_name(str(row.key[-1])) if len(row.key) > 1 else str(row.key[0])
@@ -394,11 +397,12 @@ def _spread(passes: list[Pass]) -> Spread:
 
 
 def side_of_launches(
-    launches: pd.DataFrame, label: str, *, source: str, tokens: int | None = None, prefills: int | None = None
-) -> Side:
+    launches: pd.DataFrame, label: str, *, source: str, tokens: int | None = None, prefills: int | None = None,
+    unsound: Sequence[str] = (),
+) -> Side:  # fmt: skip
     """A side from a classified launch table, every device in it pooled (and kept apart in the detail).
 
-    tokens: of one prefill; prefills: how many the window holds, where somebody chose it.
+    tokens: of one prefill; prefills: how many the window holds, where somebody chose it. unsound: the recording's failed checks.
     """
     frame = pd.DataFrame(
         {
@@ -439,7 +443,7 @@ def side_of_launches(
         prefills = count_prefills()
     return Side(
         label, parts, tokens=tokens and tokens * (prefills or 1), source=source, device=f"devices {', '.join(map(str, devices))}",
-        shapes=shapes, prefills=prefills, count_prefills=count_prefills,
+        shapes=shapes, prefills=prefills, count_prefills=count_prefills, unsound=list(unsound),
     )  # fmt: skip
 
 

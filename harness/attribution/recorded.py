@@ -265,18 +265,29 @@ def read_trace(path: Path, source: str = "auto") -> Trace:
 def classified_launches(
     path: Path, *, device: int | None = None, rules: Sequence[Path] | None = None, range_: str | None = None,
     occurrence: int | None = None,
-) -> tuple[pd.DataFrame, str]:  # fmt: skip
-    """(launches by family, source) of a trace file; every device of it unless one is named, or a window is chosen.
+) -> tuple[pd.DataFrame, str, list[str]]:  # fmt: skip
+    """(launches by family, source, checks of the recording that failed) of a trace file; every device of it unless one is
+    named, or a window is chosen.
 
     range_, occurrence: as for `load_recorded`. Raises HarnessError.
     """
     named = load_rules(rules)
     trace, inside = _read(path, "auto", range_)
     if range_ is None and occurrence is None and device is None:
-        return _classified(trace.launches, named, rules)[0], trace.source
+        table = trace.launches
+        ends = table.groupby("device").agg(first=("start_ns", "min"), last=("end_ns", "max"))
+        every = [Seen(trace, int(d), [(int(a), int(b))], whole=True) for d, a, b in ends.itertuples()]
+        return _classified(table, named, rules)[0], trace.source, _failed(every)
     table, device = _one_device(trace.launches, device, path)
     window, _ = _window(trace, inside, table, device, path, named, rules, range_, occurrence, None, [])
-    return window.launches, trace.source
+    whole = range_ is None and occurrence is None
+    return window.launches, trace.source, _failed([Seen(trace, device, window.spans, whole=whole)])
+
+
+def _failed(windows: Sequence[Seen]) -> list[str]:
+    """The failed checks of a recording's windows, each cause once."""
+    found = [check for seen in windows for check in checks_of(seen) if not check.ok]
+    return list(dict.fromkeys(f"its check {check.name} failed ({check.detail})" for check in found))
 
 
 def _read(path: Path, source: str, range_: str | None) -> tuple[Trace, list[tuple[str, np.ndarray]]]:

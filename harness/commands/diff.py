@@ -122,8 +122,12 @@ def _side(
         return side_of_decomposition(table, str(path))
     from harness.attribution.recorded import classified_launches
 
-    launches, source = classified_launches(path, device=device, rules=rules, range_=range_, occurrence=occurrence)
-    return side_of_launches(launches, str(path), source=source, tokens=tokens, prefills=1 if occurrence else None)
+    launches, source, unsound = classified_launches(
+        path, device=device, rules=rules, range_=range_, occurrence=occurrence
+    )
+    return side_of_launches(
+        launches, str(path), source=source, tokens=tokens, prefills=1 if occurrence else None, unsound=unsound
+    )
 
 
 LARGEST_TABLE = 64 << 20

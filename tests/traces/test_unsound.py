@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from made import OTHER_PID, PID, Content, Kernel, Schema, event, trace_file, write
 
 from harness.attribution.decompose import Decomposition, decompose, headline
 from harness.attribution.recorded import load_recorded, read_trace
+from harness.cli import group
 from harness.errors import HarnessError
 
 NEW = ("records", "processes", "streams", "activity")
@@ -80,6 +82,17 @@ def test_records_that_lost_their_time_are_left_out_and_fail(tmp_path: Path, base
     assert result.traced_wall_ms == pytest.approx(0.439, abs=0.001)
     assert failed(result) == ["records"]
     assert "5 of 45 device records without a time were left out, first 'lost'" in result.check("records").detail
+
+
+def test_a_diff_of_recordings_says_which_is_unsound(tmp_path: Path) -> None:
+    lost = [event("lost", 0, 0, correlation=900 + i) for i in range(5)]
+    whole = trace_file(tmp_path / "whole.json", forward())
+    torn = trace_file(tmp_path / "torn.json", forward() + lost)
+    sound = CliRunner().invoke(group, ["diff", str(whole), str(whole), "--json", "-"])
+    assert json.loads(sound.stdout)["unsound"] == [] and sound.exit_code == 0
+    found = json.loads(CliRunner().invoke(group, ["diff", str(whole), str(torn), "--json", "-"]).stdout)
+    assert [u["side"] for u in found["unsound"]] == [str(torn)] and "without a time" in found["unsound"][0]["why"]
+    assert "do not rely on it" in CliRunner().invoke(group, ["diff", str(whole), str(torn)]).stdout.replace("\n", " ")
 
 
 def test_records_that_begin_at_zero_in_a_trace_of_small_times_are_launches(tmp_path: Path) -> None:

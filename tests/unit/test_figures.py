@@ -340,7 +340,7 @@ def test_a_diff_of_traces_is_tidy(drawn: Callable, shared_data: Path) -> None:
     sides = []
     for name in ("before", "after"):
         path = shared_data / "traces" / f"nsys_2026.2.1_2gpu_{name}.sqlite"
-        launches, source = classified_launches(path)
+        launches, source, _ = classified_launches(path)
         sides.append(side_of_launches(launches, str(path), source=source))
     assert "at the first side's work" in words(drawn("diff-traces", lambda path: diff_figure(path, diff(*sides))))
 
