@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -29,6 +28,7 @@ from engine.plan import Op, Plan
 from harness import launches as table
 from harness.errors import HarnessError
 from harness.sources.charge import charge
+from harness.sources.names import demangled
 from harness.sources.trace import Trace
 
 BUFFER_BYTES = 16 << 20
@@ -76,7 +76,7 @@ def launch_table(
         )
     ops = _ops(mine, records.external, len(plan), graph_ops)
     frame = table.from_columns(
-        name=pd.array([demangle(a.name) for a in mine], dtype="string"),
+        name=pd.array([demangled(a.name) for a in mine], dtype="string"),
         kind=[a.kind for a in mine],
         start_ns=[a.start - start_ns for a in mine],
         end_ns=[a.end - start_ns for a in mine],
@@ -143,29 +143,6 @@ def check_installed() -> None:
     """Raises HarnessError where CUPTI's package is missing; loads nothing, so that it can be asked before timing."""
     if find_spec("cupti") is None:
         raise HarnessError(f"in-process tracing needs CUPTI, which is not installed; {install_line('cuda')}.")
-
-
-@cache
-def demangle(name: str) -> str:
-    """A C++ symbol as a person reads it (libstdc++'s demangler); any other name as it is."""
-    if not name.startswith("_Z"):
-        return name
-    try:
-        library = ctypes.CDLL("libstdc++.so.6")
-        libc = ctypes.CDLL(None)
-    except OSError:
-        return name
-    library.__cxa_demangle.restype = ctypes.c_void_p
-    library.__cxa_demangle.argtypes = [ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int)]
-    libc.free.argtypes = [ctypes.c_void_p]
-    status = ctypes.c_int(0)
-    pointer = library.__cxa_demangle(name.encode(), None, None, ctypes.byref(status))
-    if not pointer or status.value:
-        return name
-    try:
-        return (ctypes.cast(pointer, ctypes.c_char_p).value or name.encode()).decode()
-    finally:
-        libc.free(pointer)
 
 
 class _Session:

@@ -86,8 +86,8 @@ def test_records_that_lost_their_time_are_left_out_and_fail(tmp_path: Path, base
 
 def test_a_diff_of_recordings_says_which_is_unsound(tmp_path: Path) -> None:
     lost = [event("lost", 0, 0, correlation=900 + i) for i in range(5)]
-    whole = trace_file(tmp_path / "whole.json", forward())
-    torn = trace_file(tmp_path / "torn.json", forward() + lost)
+    whole = trace_file(tmp_path / "whole.json", forward(base=EPOCH))
+    torn = trace_file(tmp_path / "torn.json", forward(base=EPOCH) + lost)
     sound = CliRunner().invoke(group, ["diff", str(whole), str(whole), "--json", "-"])
     assert json.loads(sound.stdout)["unsound"] == [] and sound.exit_code == 0
     found = json.loads(CliRunner().invoke(group, ["diff", str(whole), str(torn), "--json", "-"]).stdout)

@@ -16,7 +16,8 @@ from engine.plan import Plan, build_plan
 from harness.attribution.decompose import decompose
 from harness.errors import HarnessError
 from harness.sources import cupti as source
-from harness.sources.cupti import Activity, Records, demangle, launch_table
+from harness.sources.cupti import Activity, Records, launch_table
+from harness.sources.names import demangled
 
 T0 = 1_700_000_000_000_000_000  # a realistic CUPTI stamp: it must not lose its nanoseconds on the way
 
@@ -112,9 +113,9 @@ def test_a_table_without_launches_is_one_sentence(plan: Plan) -> None:
 
 
 def test_names_are_read_as_a_person_reads_them() -> None:
-    assert demangle("_Z9rope_tileILi128EEvPKfPfi") == "void rope_tile<128>(float const*, float*, int)"
-    assert demangle("plain_c_name") == "plain_c_name"
-    assert demangle("_Znot a symbol") == "_Znot a symbol"
+    assert demangled("_Z9rope_tileILi128EEvPKfPfi") == "void rope_tile<128>(float const*, float*, int)"
+    assert demangled("plain_c_name") == "plain_c_name"
+    assert demangled("_Znot a symbol") == "_Znot a symbol"
 
 
 class FakeKind(enum.IntEnum):
