@@ -23,9 +23,9 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not gpu_available(), reason="n
 
 TOKENS, PASSES, WARMUP = 3325, 11, 8
 CLOCK = 0.03
-"""The witnesses are two processes, whose clocks differ by up to 3 %: that factor, common to all classes, is no one's error."""
+"""The witnesses are two processes, whose SM clocks differ by up to 3 %: that factor is neither's error."""
 RELATIVE, ABSOLUTE_MS = 0.01, 0.005
-"""Per class, at one clock: 1 %, or 5 µs where a whole class takes less than half a millisecond: clock steps alone move such a class by more."""
+"""Per class, beyond that clock: 1 %, or 5 µs where a whole class takes less than half a millisecond: clock steps alone move such a class by more."""
 
 
 def class_medians(traces: list[Trace]) -> dict[str, float]:
@@ -72,6 +72,10 @@ def test_nsys_and_cupti_agree_per_class() -> None:
     assert a.keys() == b.keys()
     clock = sum(b.values()) / sum(a.values())
     assert abs(clock - 1) <= CLOCK, f"all classes together differ by {clock - 1:+.1%}"
-    apart = {c: (a[c], b[c]) for c in a if abs(b[c] / clock - a[c]) > max(RELATIVE * a[c], ABSOLUTE_MS)}
+    # A class follows the SMs' clock as far as it computes, and the memory's, which stays, as far as it moves bytes.
+    low, high = min(1.0, clock), max(1.0, clock)
+    apart = {
+        c: (a[c], b[c]) for c in a if max(low * a[c] - b[c], b[c] - high * a[c]) > max(RELATIVE * a[c], ABSOLUTE_MS)
+    }
     assert not apart, (clock, apart)
     assert [len(t.launches) for t in nsys] == [len(cupti[-1].launches)] * PASSES
