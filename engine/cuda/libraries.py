@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import importlib
 import json
 import subprocess
 import sys
@@ -52,7 +53,7 @@ def _cupti() -> None:
 
 
 def _cupy() -> None:
-    pass
+    importlib.import_module("cupy.cuda")
 
 
 def _cuda_core() -> None:

@@ -71,6 +71,14 @@ def test_a_library_that_was_mapped_is_named_by_its_file() -> None:
     assert found.state == "loaded" and Path(found.path).is_file()
 
 
+def test_a_package_that_is_not_installed_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CuPy's row has no library of its own to map, so that its import is the proof."""
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    monkeypatch.setitem(sys.modules, "cupy.cuda", None)
+    (found,) = probe(next(loader for loader in LOADERS if loader.module == "cupy.cuda"))
+    assert found.state == "missing" and "cupy" in found.path
+
+
 def test_an_unknown_loader_is_told() -> None:
     with pytest.raises(EngineError, match=r"cufft .* nvmath\.bindings\.cublasLt"):
         libraries.loader_of("cufft")
