@@ -116,10 +116,11 @@ class Name:
         return self._parts[1]
 
 
-def short_name(full: str, width: int = 40) -> str:
-    """The function of a kernel's name, without namespaces and template arguments: what tells it apart in a sentence."""
+def short_name(full: str, width: int | None = 40) -> str:
+    """The function of a kernel's name, without namespaces and template arguments: what tells it apart in a sentence. width:
+    of the longest, cut there; None: whole."""
     entry = split_name(full)[0].split("::")[-1].strip() or full
-    return entry if len(entry) <= width else entry[: width - 1] + "…"
+    return entry if width is None or len(entry) <= width else entry[: width - 1] + "…"
 
 
 def split_name(full: str) -> tuple[str, str]:

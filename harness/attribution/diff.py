@@ -33,6 +33,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
+from harness.attribution import classify
 from harness.attribution.decomposition import ClassRow, Decomposition, Pass
 from harness.attribution.occurrences import find_repeats, main_attentions
 from harness.attribution.shapes import volume
@@ -335,20 +336,8 @@ def _more(rows: list[Row]) -> str:
 
 
 def short_name(name: str) -> str:
-    """A kernel's name without return type, namespaces, template and call arguments: `flash_fwd_kernel`, `SendRecv`."""
-    if name.startswith("["):
-        return name
-    depth, kept = 0, []
-    for char in name.replace("<unnamed>", "").replace("(anonymous namespace)", ""):
-        if char in "<(":
-            depth += 1
-        elif char in ">)":
-            depth = max(depth - 1, 0)
-        elif depth == 0:
-            kept.append(char)
-    words = "".join(kept).split()
-    last = (words[-1] if words else name).split("::")[-1] or name
-    return last.removeprefix("ncclDevKernel_").removeprefix("ncclKernel_")
+    """A kernel's function, whole: `flash_fwd_kernel`, `SendRecv`."""
+    return classify.short_name(name, None).removeprefix("ncclDevKernel_").removeprefix("ncclKernel_")
 
 
 # --- sides -------------------------------------------------------------------------------------------------------------

@@ -96,10 +96,9 @@ def load_recorded(
     recorded = Recorded(window.launches, 0, about, matches=matches)
     told = _attribute(recorded, geometry, tokens, tail) if geometry is not None else None
     window.launches = recorded.launches
-    if trace.saved is not None:
-        pass  # the table says itself what it holds
-    elif about.get("prefill_walls_ns") == []:
-        pass  # the trace contradicts the tokens that were given
+    contradicted = about.get("prefill_walls_ns") == []  # by the trace: the tokens that were given
+    if trace.saved is not None or contradicted:
+        pass  # the table says itself what it holds, or nothing tells what a prefill is
     elif whole:
         window = _prefills(recorded, window, told, geometry, tokens, with_upload=with_upload)
     elif range_ is None:
@@ -388,7 +387,7 @@ class Window:
 
 def _gap(seen: Seen, table: pd.DataFrame) -> dict[str, Any]:
     """The gap by cause, and the longest waits of the window's launches (`table`, closed), as `decompose` takes them."""
-    rows, calls, call = seen.rows(), seen.trace.found.calls, seen.trace.found.call
+    rows, calls, call = seen.rows, seen.trace.found.calls, seen.trace.found.call
     if (
         calls is None or call is None or len(rows) != len(table)
     ):  # a range's launches among others' have gaps of their own

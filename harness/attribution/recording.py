@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import pandas as pd
@@ -42,6 +43,7 @@ class Seen:
     spans: Sequence[tuple[int, int]]  # of the window, in the trace's ns
     whole: bool  # the window is all that the device did
 
+    @cached_property
     def rows(self) -> np.ndarray:
         """Positions of the device's launches that start inside the window."""
         table = self.trace.launches
@@ -104,7 +106,7 @@ def processes(found: Findings, device: int) -> Check:
 def streams(seen: Seen) -> Check:
     """Launches of one stream run one after another, short of programmatic dependent launch, and none is there twice."""
     table = seen.trace.launches
-    rows = seen.rows()
+    rows = seen.rows
     start, end = table["start_ns"].to_numpy(), table["end_ns"].to_numpy()
     busy = union_ns(table["start_ns"].iloc[rows], table["end_ns"].iloc[rows])
     # Nodes of a graph run as its edges say, whatever stream they are booked on; a whole graph likewise.
@@ -164,7 +166,7 @@ def activity(seen: Seen) -> Check:
         inside = at[calls.active[at] | ((calls.start[at] >= low) & (calls.start[at] <= high))]
         inside = inside[~_in_flight(calls.start, calls.active, at, inside, low, high)]
     else:
-        of_window = call[seen.rows()]
+        of_window = call[seen.rows]
         of_window = of_window[of_window >= 0]
         inside = at[(at >= of_window.min()) & (at <= of_window.max())] if len(of_window) else at[:0]
     lost = inside[~calls.active[inside]]
@@ -190,7 +192,7 @@ def activity(seen: Seen) -> Check:
 def hole_of(seen: Seen) -> tuple[int, int] | None:
     """The one idle interval that is more than half the window and ten times the next, in the trace's ns."""
     table = seen.trace.launches
-    rows = seen.rows()
+    rows = seen.rows
     _, low, high = idle_intervals(table["start_ns"].to_numpy()[rows], table["end_ns"].to_numpy()[rows])
     lengths = high - low
     wall = sum(b - a for a, b in seen.spans)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,13 @@ import click
 
 from harness.commands._options import FILE, json_option, written_as
 from harness.errors import Exit
+
+
+def _export_option(what: str) -> Callable[[Any], Any]:
+    """`-o FILE`: the nsys export that is written."""
+    return click.option(
+        "-o", "--output", type=FILE, callback=written_as("an nsys export", ".sqlite"), required=True, help=what
+    )
 
 
 @click.group(short_help="Look into recorded traces, or record one.")
@@ -139,14 +147,7 @@ def _short(name: str) -> str:
 
 @command.command(short_help="Remove user, host and environment.")
 @click.argument("file", type=FILE)
-@click.option(
-    "-o",
-    "--output",
-    type=FILE,
-    callback=written_as("an nsys export", ".sqlite"),
-    required=True,
-    help="Where the scrubbed export goes; may be FILE itself.",
-)
+@_export_option("Where the scrubbed export goes; may be FILE itself.")
 def scrub(file: Path, output: Path) -> int:
     """Copy an nsys export without environment, user, host and process names, credentials, addresses and homes."""
     from harness.files import check_writable
@@ -163,14 +164,7 @@ def scrub(file: Path, output: Path) -> int:
 
 
 @command.command(context_settings={"ignore_unknown_options": True}, short_help="Run a command under nsys.")
-@click.option(
-    "-o",
-    "--output",
-    type=FILE,
-    callback=written_as("an nsys export", ".sqlite"),
-    required=True,
-    help="Where the SQLite export goes.",
-)
+@_export_option("Where the SQLite export goes.")
 @click.option("--keep-environment", is_flag=True, help="Do not scrub the export.")
 @click.argument("argv", nargs=-1, required=True, type=click.UNPROCESSED)
 def record(output: Path, keep_environment: bool, argv: tuple[str, ...]) -> int:

@@ -228,7 +228,7 @@ def _print_below(result: Decomposition, console: Console) -> None:
         rows.append([mark, Text(check.name), Text(check.detail, style="dim" if check.ok else "red")])
     rows.append([Text("on"), Text(), Text(provenance_line(result), style="dim")])
     rows += [
-        [Text(name), Text(), Text(line)] for name, line in gap_lines(result, NAME if console.is_terminal else 1000)
+        [Text(name), Text(), Text(line)] for name, line in gap_lines(result, NAME if console.is_terminal else None)
     ]
     for note in filter(None, [above_roof(result), *result.notes]):
         rows.append([Text("note", style="yellow"), Text(), Text(note)])
@@ -239,9 +239,9 @@ NAME = 36
 """Characters of a kernel's name beside the checks on a terminal of 60 columns."""
 
 
-def gap_lines(result: Decomposition, width: int = 1000) -> list[tuple[str, str]]:
+def gap_lines(result: Decomposition, width: int | None = None) -> list[tuple[str, str]]:
     """(name, line): the gap by cause where calls tell it, and the longest waits where the gap is worth a look (2 % of the
-    wall). width: of a kernel's name, which a narrow terminal has no room for."""
+    wall). width: of a kernel's name, which a narrow terminal has no room for; None: whole."""
     lines = []
     causes = [f"{cause} {clock(ms)}" for cause, ms in result.gap_causes_ms.items() if ms >= 5e-4]
     if causes:

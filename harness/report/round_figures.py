@@ -293,7 +293,6 @@ MARKS: dict[str | None, tuple[str, str, bool]] = {  # verdict → shape, colour,
     "INVALID": ("X", MUTED, False),
     None: ("o", MUTED, False),
 }
-CONTROL = ("o", MUTED, True)
 
 
 def plot_campaign(path: Path, rounds: Sequence[Outcome]) -> None:

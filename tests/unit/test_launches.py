@@ -77,3 +77,14 @@ def test_text_codes_are_a_factorisation_whatever_objects_hold_the_texts(texts: l
     codes, distinct = launches.text_codes(column, empty="other")
     assert [distinct[c] for c in codes] == [t or "other" for t in texts]
     assert len(set(distinct)) == len(distinct)
+
+
+@pytest.mark.parametrize("storage", ["python", "pyarrow"])
+def test_codes_of_texts_are_the_same_however_the_column_is_stored(storage: str) -> None:
+    if storage == "pyarrow":
+        pytest.importorskip("pyarrow")
+    texts = ["b", "", None, "a", "b", "" + "".join(["a"])]
+    codes, found = launches.text_codes(pd.Series(texts, dtype=pd.StringDtype(storage)), empty="other")
+    assert codes.tolist() == [0, 1, 1, 2, 0, 2] and list(found) == ["b", "other", "a"]
+    kinds, names = launches.text_codes(pd.Series(pd.Categorical(["memcpy", "kernel", "memcpy"])))
+    assert kinds.tolist() == [0, 1, 0] and list(names) == ["memcpy", "kernel"]
