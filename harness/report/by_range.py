@@ -11,7 +11,7 @@ from rich.console import Console
 
 from harness.attribution.decomposition import Decomposition, RangeRow
 from harness.report.markdown import markdown_table
-from harness.report.table import print_table
+from harness.report.table import print_table, say
 from harness.report.words import clock
 
 TITLE = "By named range, each without the ranges inside it"
@@ -47,6 +47,8 @@ def print_ranges(result: Decomposition, console: Console) -> None:
         short=lambda name: _inner(name, room),
         console=console,
     )
+    if rest := _split(result)[1]:
+        say(f"{_more(rest)}, {clock(sum(r.sum_ms for r in rest))}: --json and --csv have all", "dim", console=console)
 
 
 def to_markdown(result: Decomposition) -> str:
@@ -70,21 +72,28 @@ def to_csv(result: Decomposition) -> str:
     return text.getvalue()
 
 
+def _split(result: Decomposition) -> tuple[list[RangeRow], list[RangeRow]]:
+    """(ranges that are printed, the rest)."""
+    named = [row for row in result.ranges if row.kind == "range"]
+    height = 0
+    for i, row in enumerate(named):
+        height += len(row.classes) + (len(row.classes) > 1)
+        if i and height > LINES:
+            return named[:i], named[i:]
+    return named, []
+
+
+def _more(rest: list[RangeRow]) -> str:
+    return f"… and {len(rest):,} more range{'s' if len(rest) > 1 else ''}"
+
+
 def _lines(result: Decomposition) -> tuple[list[_Line], _Line]:
     """(lines of the table, the line of the sum)."""
-    named = [row for row in result.ranges if row.kind == "range"]
-    lines: list[_Line] = []
-    shown = 0
-    for row in named:
-        if lines and len(lines) + len(row.classes) + (len(row.classes) > 1) > LINES:
-            break
-        lines += _of_row(result, row)
-        shown += 1
-    if rest := named[shown:]:
-        ms, many = sum(r.sum_ms for r in rest), "range" if len(rest) == 1 else "ranges"
+    shown, rest = _split(result)
+    lines = [line for row in shown for line in _of_row(result, row)]
+    if rest:
         launches, instances = sum(r.launches for r in rest), sum(r.instances for r in rest)
-        text = f"… and {len(rest):,} more {many}, {clock(ms)} (--json has all)"
-        lines.append(_line(result, "", ms, None, launches, instances, text, "dim"))
+        lines.append(_line(result, "", sum(r.sum_ms for r in rest), None, launches, instances, _more(rest), "dim"))
     for row in result.ranges:
         if row.kind != "range":
             lines += _of_row(result, row)
