@@ -35,7 +35,7 @@ def contents(path: Path, trace: Trace) -> dict[str, Any]:
 
 def _ranges(path: Path, trace: Trace) -> Counter[str]:
     if trace.source != "nsys":
-        return Counter(r.text for r in trace.found.ranges or ())  # type: ignore[attr-defined]
+        return Counter(r.text for r in trace.found.ranges or [])
     from harness.sources.nsys import Export
 
     with Export(path) as export:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -95,6 +95,9 @@ class Ranges:
 
     def __len__(self) -> int:
         return len(self.start)
+
+    def __iter__(self) -> Iterator[Range]:
+        return (self[i] for i in range(len(self)))
 
     def __getitem__(self, i: int) -> Range:
         if not -len(self) <= i < len(self):

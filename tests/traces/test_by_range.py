@@ -159,11 +159,11 @@ def test_the_hosts_annotations_of_another_process_with_the_same_thread_number_ho
 
 
 def test_a_trace_without_ranges_or_calls_says_what_to_record(tmp_path: Path) -> None:
-    with pytest.raises(HarnessError, match="no ranges at all: .*-t cuda,nvtx"):
+    with pytest.raises(HarnessError, match=r"no ranges at all: .*-t cuda,nvtx"):
         load_recorded(write(tmp_path / "a.sqlite", export([(5, TID)], [])), by="nvtx")
     content = export([(5, TID)], [(0, 10, "in", TID)])
     content.calls = []
-    with pytest.raises(HarnessError, match="no call of the launches.*-t cuda,nvtx"):
+    with pytest.raises(HarnessError, match=r"no call of the launches.*-t cuda,nvtx"):
         load_recorded(write(tmp_path / "b.sqlite", content), by="nvtx")
     with pytest.raises(HarnessError, match="record_function"):
         load_recorded(trace_file(tmp_path / "t.json", [event("gemm_k", 1, 5)]), by="nvtx")
