@@ -11,7 +11,7 @@ from rich.console import Console
 
 from harness.attribution.decomposition import Decomposition, RangeRow
 from harness.report.markdown import markdown_table
-from harness.report.table import print_table, say
+from harness.report.table import print_table, say, shortened
 from harness.report.words import clock
 
 TITLE = "By named range, each without the ranges inside it"
@@ -37,14 +37,13 @@ def print_ranges(result: Decomposition, console: Console) -> None:
     """The longest ranges with their classes, the rest in one row, what is outside, and the sum. Names are last on a line,
     so that one that is whole in a pipe moves no figure."""
     lines, total = _lines(result)
-    room = console.width - 34
     print_table(
         HEADS,
         [line.cells for line in [*lines, total]],
         drop=["busy ms", "×", "launches"],
         rule_before=[len(lines)],
         styles=[line.style for line in [*lines, total]],
-        short=lambda name: _inner(name, room),
+        cut=_ends,
         console=console,
     )
     if rest := _split(result)[1]:
@@ -124,10 +123,14 @@ def _of_row(result: Decomposition, row: RangeRow) -> list[_Line]:
     return lines
 
 
-def _inner(name: str, room: int) -> str:
-    """The name without its outermost ranges where it has no room: what tells it apart is at its end."""
-    parts = name.split(" / ")
-    kept = len(parts)
-    while kept > 1 and len(" / ".join(["…", *parts[-kept:]] if kept < len(parts) else parts)) > room:
-        kept -= 1
-    return name if kept == len(parts) else " / ".join(["…", *parts[-kept:]])
+def _ends(name: str, width: int) -> str:
+    """The name in at most `width` signs: the outermost range and as many of the innermost ones as fit, which tell it apart."""
+    outer, *inner = name.split(" / ")
+    if len(name) <= width or not inner:
+        return shortened(name, width)
+    for kept in range(len(inner) - 1, 0, -1):
+        if len(text := " / ".join([outer, "…", *inner[-kept:]])) <= width:
+            return text
+    room = width - len(inner[-1]) - 3
+    by = " / " if len(inner) == 1 else " … "
+    return f"{shortened(outer, room)}{by}{inner[-1]}" if room >= 6 else shortened(f"… / {inner[-1]}", width)

@@ -23,7 +23,7 @@ from harness.attribution.decomposition import Decomposition
 from harness.attribution.recorded import load_recorded
 from harness.cli import group
 from harness.errors import HarnessError
-from harness.report.by_range import LINES, name_of, print_ranges, to_csv, to_markdown
+from harness.report.by_range import LINES, _ends, name_of, print_ranges, to_csv, to_markdown
 from harness.sources.ranges import DEEPEST, Ranges, folded
 
 TID, OTHER_TID = PID | 7, PID | 9
@@ -254,6 +254,15 @@ def test_the_table_fits_and_says_what_it_leaves_out(tmp_path: Path, width: int, 
         )
     assert len(list(csv.DictReader(io.StringIO(to_csv(result))))) == 100
     assert to_markdown(result).count("\n") == 1 + LINES + 2
+
+
+@pytest.mark.parametrize(
+    ("width", "cut"),
+    [(40, "step / layer0 / self_attn / aten::copy_*"), (39, "step / … / self_attn / aten::copy_*"), (24, "step / … / aten::copy_*"),
+     (22, "step … aten::copy_*"), (18, "… / aten::copy_*"), (9, "… / aten…")],
+)  # fmt: skip
+def test_a_path_is_cut_in_its_middle(width: int, cut: str) -> None:
+    assert _ends("step / layer0 / self_attn / aten::copy_*", width) == cut and len(cut) <= width
 
 
 def test_ranges_that_are_pushed_and_never_popped_cost_no_square(tmp_path: Path) -> None:
