@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections import Counter
 from pathlib import Path
@@ -10,11 +9,10 @@ from typing import Any
 
 from harness.attribution.classify import classify_launches, load_rules
 from harness.attribution.occurrences import find_occurrences
+from harness.sources.ranges import folded
 from harness.sources.trace import Trace
 
 SHOWN_RANGES = 20
-_NUMBERED = re.compile(r", (?:seq|op_id|sizes) = .*")
-"""What PyTorch's emit_nvtx adds to an operator's name, another one each time; `--range` takes a pattern."""
 
 
 def contents(path: Path, trace: Trace) -> dict[str, Any]:
@@ -37,11 +35,11 @@ def contents(path: Path, trace: Trace) -> dict[str, Any]:
 
 def _ranges(path: Path, trace: Trace) -> Counter[str]:
     if trace.source != "nsys":
-        return Counter(trace.found.ranges)
+        return Counter(r.text for r in trace.found.ranges or [])
     from harness.sources.nsys import Export
 
     with Export(path) as export:
-        return Counter(_NUMBERED.sub("*", r.text) for r in export.ranges() if r.text and r.path == r.text)
+        return Counter(folded(text) for text in export.ranges().outermost() if text)
 
 
 def _next(path: Path, devices: list[int], repeats: dict[int, dict[str, int]], ranges: list[dict[str, Any]]) -> str:

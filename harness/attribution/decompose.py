@@ -35,7 +35,7 @@ from harness.attribution.decomposition import (
     sound,
 )
 from harness.errors import HarnessError
-from harness.launches import text_codes, union_ns
+from harness.launches import sums_by, text_codes, union_ns
 
 if TYPE_CHECKING:
     from engine.plan import Plan
@@ -207,14 +207,10 @@ def _rows(
     type_code, types = text_codes(launches["weight_type"], empty="-")
     code = cls_code * len(types) + type_code
     code, keys = pd.factorize(code)
-    duration = end - start
+    count, sum_ns, union_ns_ = sums_by(code, start, end)
     macs, bytes_ = known(launches["macs"]), known(launches["bytes"])
-    count = np.bincount(code)
-    sum_ns = np.bincount(code, duration)
     macs_sum, macs_seen = np.bincount(code, np.nan_to_num(macs)), np.bincount(code, ~np.isnan(macs))
     bytes_sum, bytes_seen = np.bincount(code, np.nan_to_num(bytes_)), np.bincount(code, ~np.isnan(bytes_))
-    order = np.argsort(code, kind="stable")  # the table is ordered by start, so each class's launches stay so
-    bounds = np.r_[0, np.cumsum(count)]
     if ceilings:
         compute_s, memory_s = ceilings.floor_seconds(macs, bytes_)
         floor_s = np.bincount(code, np.maximum(compute_s, memory_s))
@@ -222,7 +218,6 @@ def _rows(
 
     rows = []
     for i, key in enumerate(keys):
-        mine = order[bounds[i] : bounds[i + 1]]
         ns = float(sum_ns[i])
         gmac = macs_sum[i] / 1e9 if macs_seen[i] else None
         gbytes = bytes_sum[i] / 1e9 if bytes_seen[i] else None
@@ -231,7 +226,7 @@ def _rows(
             weight_type=str(types[key % len(types)]),
             launches=int(count[i]),
             sum_ms=ns / 1e6,
-            union_ms=_union_sorted(start[mine], end[mine]) / 1e6,
+            union_ms=float(union_ns_[i]) / 1e6,
             share=ns / busy_ns if busy_ns else 0.0,
             gmac=gmac,
             gbytes=gbytes,
@@ -252,13 +247,6 @@ def _rows(
 def known(column: pd.Series) -> np.ndarray:
     """A nullable integer column as float64 with NaN where unknown (exact below 2⁵³)."""
     return column.to_numpy(dtype=np.float64, na_value=np.nan)
-
-
-def _union_sorted(start: np.ndarray, end: np.ndarray) -> int:
-    """Union length in ns of intervals already ordered by start."""
-    reach = np.maximum.accumulate(end)
-    gaps = np.clip(start[1:] - reach[:-1], 0, None).sum()
-    return int(reach[-1] - start[0] - gaps)
 
 
 def compare(rows: list[ClassRow], reference: Decomposition | Mapping[str, float], tokens: int | None) -> None:

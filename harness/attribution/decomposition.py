@@ -27,8 +27,8 @@ class _Model(BaseModel):
     model_config = ConfigDict(populate_by_name=True, extra="ignore", ser_json_inf_nan="null")
 
 
-class ClassRow(_Model):
-    """One arithmetic class of one weight type."""
+class Spent(_Model):
+    """What one class of one weight type took."""
 
     cls: str = Field(validation_alias=AliasChoices("class", "cls"), serialization_alias="class")
     weight_type: str
@@ -36,6 +36,11 @@ class ClassRow(_Model):
     sum_ms: float  # Σ durations: two launches at once count twice
     union_ms: float  # time with at least one of its launches running
     share: float  # sum_ms / busy
+
+
+class ClassRow(Spent):
+    """One arithmetic class of one weight type."""
+
     gmac: float | None = None  # 10⁹ multiply-accumulates; None where nobody knows
     gbytes: float | None = None  # 10⁹ bytes that must cross memory once, by the ledger (copies: bytes copied)
     us_per_gmac: float | None = None
@@ -53,6 +58,19 @@ class ClassRow(_Model):
     def least_ms(self) -> float | None:
         """Its floor, also of a table that carries the SOL alone; None where neither is known."""
         return self.floor_ms if self.floor_ms is not None else self.sum_ms * self.sol if self.sol is not None else None
+
+
+class RangeRow(_Model):
+    """What one named range submitted itself, without what the ranges inside it did; every range of one path is one row."""
+
+    kind: Literal["range", "outside", "no_call"] = "range"  # outside any range; the call of the launch was not recorded
+    path: list[str] = []  # the ranges around it and itself, outermost first
+    instances: int = 0  # ranges of this path that submitted launches
+    launches: int = Field(le=MOST_LAUNCHES)
+    sum_ms: float
+    union_ms: float
+    share: float  # sum_ms / busy
+    classes: list[Spent]
 
 
 class Check(_Model):
@@ -141,6 +159,7 @@ class Decomposition(_Model):
     idle: list[Idle] = []  # the longest waits of the device, the longest first
     gap_causes_ms: dict[str, float] = {}  # the gap by cause (`gaps.CAUSES`), where calls were recorded
     roles: list[ClassRow] = []  # the same launches by role, where a foreign engine's launch order told them
+    ranges: list[RangeRow] = []  # the same launches by the named range that submitted them, where it was asked for
 
     @field_validator("created")
     @classmethod
@@ -186,6 +205,7 @@ class Decomposition(_Model):
                 found.append(f"its {what} have {sum(r.launches for r in rows)} launches, the table {self.launches}")
             for row in rows:
                 found += _row_broken(row, self.busy_ms)
+        found += _ranges_broken(self.ranges, self.classes, self.busy_ms)
         found += _differs("busy + gap is", self.busy_ms + self.gap_ms, self.traced_wall_ms, "the traced wall", SUMS)
         if self.overlap_ms < -1e-6:
             found.append(f"its overlap is {self.overlap_ms:.6g} ms")
@@ -233,14 +253,20 @@ def _differs(what: str, derived: float, said: float, name: str, limit: float = R
     return [f"{what} {derived:.6g}, not {name} {said:.6g}"]
 
 
-def _row_broken(row: ClassRow, busy_ms: float) -> list[str]:
-    """A row's own figures against each other."""
+def _spent_broken(row: Spent, busy_ms: float) -> list[str]:
     label = f"{row.cls} {row.weight_type}".removesuffix(" -")
     found = []
     if row.sum_ms < 0 or row.union_ms < 0 or row.launches < 0 or row.union_ms > row.sum_ms * (1 + ROUNDING) + 1e-6:
         found.append(f"{label} has {row.launches} launches, {row.sum_ms:.6g} ms, {row.union_ms:.6g} ms of union")
     if busy_ms:
         found += _differs(f"{label}'s share is", row.sum_ms / busy_ms, row.share, "what it says,")
+    return found
+
+
+def _row_broken(row: ClassRow, busy_ms: float) -> list[str]:
+    """A row's own figures against each other."""
+    label = f"{row.cls} {row.weight_type}".removesuffix(" -")
+    found = _spent_broken(row, busy_ms)
     if not row.gmac and (row.us_per_gmac or row.tflop_per_s):
         found.append(f"{label} has a rate and no GMAC")
     if row.gmac and row.us_per_gmac is not None:
@@ -251,6 +277,38 @@ def _row_broken(row: ClassRow, busy_ms: float) -> list[str]:
         found += _differs(f"{label}'s SOL is", row.floor_ms / row.sum_ms, row.sol, "what it says,")
     if row.ratio and row.ref_us_per_gmac and row.us_per_gmac:
         found += _differs(f"{label}'s ratio is", row.us_per_gmac / row.ref_us_per_gmac, row.ratio, "what it says,")
+    return found
+
+
+def _ranges_broken(ranges: list[RangeRow], classes: list[ClassRow], busy_ms: float) -> list[str]:
+    """The ranges against the classes: launches, and Σ durations to the nanosecond. [] where there are none."""
+    if not ranges:
+        return []
+    found = []
+    want = {(r.cls, r.weight_type): (r.launches, round(r.sum_ms * 1e6)) for r in classes}
+    have: dict[tuple[str, str], tuple[int, int]] = dict.fromkeys(want, (0, 0))
+    for row in ranges:
+        name = " / ".join(row.path) or row.kind
+        ns = 0
+        for part in row.classes:
+            own, key = round(part.sum_ms * 1e6), (part.cls, part.weight_type)
+            count, before = have.get(key, (0, 0))
+            have[key], ns = (count + part.launches, before + own), ns + own
+            found += [f"in the range {name} {why}" for why in _spent_broken(part, busy_ms)]
+        if row.launches != sum(p.launches for p in row.classes) or round(row.sum_ms * 1e6) != ns:
+            found.append(f"the range {name} has {row.launches} launches of {row.sum_ms:.6f} ms, and its classes others")
+        longest = max((p.union_ms for p in row.classes), default=0.0)
+        if not longest - 1e-6 <= row.union_ms <= row.sum_ms + 1e-6:
+            found.append(f"the range {name} was busy for {row.union_ms:.6g} ms, which its classes contradict")
+        if busy_ms:
+            found += _differs(f"the range {name}'s share is", row.sum_ms / busy_ms, row.share, "what it says,")
+    for (cls, weight_type), got in have.items():
+        said = want.get((cls, weight_type), (0, 0))
+        if got != said:
+            label = f"{cls} {weight_type}".removesuffix(" -")
+            found.append(
+                f"its ranges hold {got[0]} launches, {got[1]} ns of {label}, the table {said[0]} launches, {said[1]} ns"
+            )
     return found
 
 

@@ -17,11 +17,12 @@ import pandas as pd
 
 from engine.digest import sha256_of
 from harness import launches as table_of
-from harness.attribution import gaps
+from harness.attribution import by_range, gaps
 from harness.attribution.classify import Match, Rules, classify_launches, load_rules
 from harness.attribution.decomposition import Check
 from harness.attribution.recording import Seen, checks_of, notes_of
 from harness.errors import HarnessError
+from harness.sources.ranges import Range, select
 from harness.sources.trace import Trace
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ class Recorded:
     """Keyword arguments of `decompose` beside launches and wall: tokens, model, source, device, notes, provenance."""
     roles: pd.DataFrame | None = None
     """The same launches classed by role, where launch order told them."""
+    ranges: by_range.Charged | None = None
+    """The named range that submitted each launch, where it was asked for."""
     matches: dict[tuple[str, str], Match] = field(default_factory=dict)
     """(name, kind) → class and rule, for every distinct name of the window."""
 
@@ -63,6 +66,7 @@ def load_recorded(
     tokens: int | None = None,
     source: str = "auto",
     with_upload: bool = False,
+    by: str | None = None,
 ) -> Recorded:
     """Reads, cuts, classifies and, with a geometry, attributes a trace.
 
@@ -70,13 +74,15 @@ def load_recorded(
     occurrence: the K-th whole prefill by the repeating launch sequence, or with a range the K-th of that name, from 1.
     gguf: a GGUF file or a geometry preset. tail: what the last layer computes; llama.cpp's names mean ffn_last_row, others full.
     tokens: of one prefill. with_upload: keep the model's upload in the window, which a `gguf` leaves out of it.
+    by: "nvtx" charges every launch to a named range, too.
 
     Raises HarnessError (one sentence) for a file that cannot be read, several devices without a choice, a window that is
     not there, and rules that are wrong.
     """
     named = load_rules(rules)
     geometry = geometry_of(gguf) if gguf is not None else None
-    trace, inside = _read(path, source, range_)
+    trace = _read(path, source, ranges=range_ is not None or by is not None)
+    inside = select(trace, range_, path) if range_ is not None else []
     table, device = _one_device(trace.launches, device, path)
     if table["kind"].isin(["memcpy", "memset"]).all():
         raise HarnessError(
@@ -108,6 +114,9 @@ def load_recorded(
         notes.append(f"no tok/s: the window joins {len(window.spans)} ranges; choose one with --occurrence")
     seen = Seen(trace, device, window.spans, whole=whole and len(window.launches) == len(table))
     notes += notes_of(trace.found)
+    if by is not None:
+        recorded.ranges = by_range.charge(trace, window.rows, path)
+        notes += recorded.ranges.notes
     about["gap_parts_ms"] = window.overheads(trace.overheads, notes)
     recorded.launches, recorded.wall_ns = window.closed()
     about |= _gap(seen, recorded.launches)
@@ -139,18 +148,19 @@ def _as_saved(recorded: Recorded, saved: table_of.Saved, path: Path, *, whole: b
     about["tokens"] = saved.tokens or about["tokens"]
 
 
-def _window(trace: Trace, inside: list[tuple[str, np.ndarray]], table: pd.DataFrame, device: int, path: Path, named: Rules,
+def _window(trace: Trace, inside: list[tuple[Range, np.ndarray]], table: pd.DataFrame, device: int, path: Path, named: Rules,
             rules: Sequence[Path] | None, range_: str | None, occurrence: int | None, geometry: Geometry | None,
             notes: list[str]) -> tuple[Window, dict[tuple[str, str], Match]]:  # fmt: skip
     """The window that was asked for, classified by family, and what each name was found to be."""
     if range_ is not None:
-        window = _ranges(trace.launches, inside, device, range_, occurrence, notes)
+        window = _of_ranges(trace.launches, inside, device, range_, occurrence, notes)
         window.launches, matches = _classified(window.launches, named, rules)
         return window, matches
+    rows = np.flatnonzero(trace.launches["device"].to_numpy() == device)
     table, matches = _classified(table, named, rules)
     if occurrence is not None:
-        return _occurrence(table, occurrence, path, notes, geometry.layers if geometry else None), matches
-    return Window(table, [(int(table["start_ns"].min()), int(table["end_ns"].max()))]), matches
+        return _occurrence(table, rows, occurrence, path, notes, geometry.layers if geometry else None), matches
+    return Window(table, [(int(table["start_ns"].min()), int(table["end_ns"].max()))], rows), matches
 
 
 def _classified(
@@ -218,7 +228,7 @@ def _prefills(recorded: Recorded, window: Window, told: Attributed | None, geome
     if recorded.roles is not None:
         recorded.roles = recorded.roles.iloc[first:].reset_index(drop=True)
     rest = recorded.launches.iloc[first:].reset_index(drop=True)
-    return Window(rest, [(int(rest["start_ns"].min()), int(rest["end_ns"].max()))])
+    return Window(rest, [(int(rest["start_ns"].min()), int(rest["end_ns"].max()))], window.rows[first:])
 
 
 def _uploaded(table: pd.DataFrame, row: int, geometry: Geometry | None) -> pd.DataFrame | None:
@@ -258,7 +268,7 @@ def model_bytes(geometry: Geometry) -> int:
 
 def read_trace(path: Path, source: str = "auto") -> Trace:
     """All launches of a trace file on every device, unclassified, whatever recorded it. Raises HarnessError."""
-    return _read(path, source, None)[0]
+    return _read(path, source)
 
 
 def classified_launches(
@@ -271,7 +281,8 @@ def classified_launches(
     range_, occurrence: as for `load_recorded`. Raises HarnessError.
     """
     named = load_rules(rules)
-    trace, inside = _read(path, "auto", range_)
+    trace = _read(path, "auto", ranges=range_ is not None)
+    inside = select(trace, range_, path) if range_ is not None else []
     if range_ is None and occurrence is None and device is None:
         table = trace.launches
         ends = table.groupby("device").agg(first=("start_ns", "min"), last=("end_ns", "max"))
@@ -289,25 +300,25 @@ def _failed(windows: Sequence[Seen]) -> list[str]:
     return list(dict.fromkeys(f"its check {check.name} failed ({check.detail})" for check in found))
 
 
-def _read(path: Path, source: str, range_: str | None) -> tuple[Trace, list[tuple[str, np.ndarray]]]:
-    """(trace of every device, name and launches of each matching range)."""
+def _read(path: Path, source: str, *, ranges: bool = False) -> Trace:
+    """The trace of every device. ranges: with its named ranges."""
     kind = source if source in ("nsys", "kineto") else _kind(path)
     if kind == "nsys":
-        from harness.sources.nsys import read_nsys, read_nsys_ranges
+        from harness.sources.nsys import read_nsys
 
-        return (read_nsys(path), []) if range_ is None else read_nsys_ranges(path, range_)
+        return read_nsys(path, ranges=ranges)
     if kind == "kineto":
-        from harness.sources.kineto import read_kineto, read_kineto_ranges
+        from harness.sources.kineto import read_kineto
 
-        return (read_kineto(path), []) if range_ is None else read_kineto_ranges(path, range_)
-    if range_ is not None:
+        return read_kineto(path)
+    if ranges:
         raise HarnessError(f"{path} is a launch table and holds no ranges; give the trace that it was made from.")
     table, saved = table_of.load_saved(path)
     if len(table) == 0:
         raise HarnessError(f"{path} holds no launch; record a window in which the forward runs.")
     told = source if source in ("cupti", "host") else saved.source if saved else ""
     gpus = {int(table["device"].iloc[0]): saved.device} if saved and saved.device else {}
-    return Trace(table, int(table["end_ns"].max()), told, gpus=gpus, saved=saved), []
+    return Trace(table, int(table["end_ns"].max()), told, gpus=gpus, saved=saved)
 
 
 def _kind(path: Path) -> str:
@@ -354,6 +365,7 @@ class Window:
 
     launches: pd.DataFrame
     spans: list[tuple[int, int]]  # ordered, disjoint
+    rows: np.ndarray  # position of every launch in the trace's table
 
     def closed(self) -> tuple[pd.DataFrame, int]:
         """The launches with times from the window's start, the time between its spans taken out; its length in ns."""
@@ -433,7 +445,9 @@ def _without(spans: list[tuple[int, int]], taken: list[tuple[int, int]]) -> list
     return left
 
 
-def _occurrence(table: pd.DataFrame, k: int, path: Path, notes: list[str], layers: int | None) -> Window:
+def _occurrence(
+    table: pd.DataFrame, rows: np.ndarray, k: int, path: Path, notes: list[str], layers: int | None
+) -> Window:
     """The K-th whole prefill of a classified table. Raises HarnessError where there are not as many, or only one."""
     from harness.attribution.occurrences import find_repeats
 
@@ -456,12 +470,12 @@ def _occurrence(table: pd.DataFrame, k: int, path: Path, notes: list[str], layer
     notes.append(
         f"occurrence {k} of {len(found)}: a sequence of {len(part)} launches that repeats; the wall is its span on the device"
     )
-    return Window(part, [(int(part["start_ns"].min()), int(part["end_ns"].max()))])
+    return Window(part, [(int(part["start_ns"].min()), int(part["end_ns"].max()))], rows[found[k - 1]])
 
 
-def _ranges(
+def _of_ranges(
     launches: pd.DataFrame,
-    inside: list[tuple[str, np.ndarray]],
+    inside: list[tuple[Range, np.ndarray]],
     device: int,
     name: str,
     k: int | None,
@@ -489,7 +503,7 @@ def _ranges(
         f"{len(spans)} range{'s' if len(spans) > 1 else ''} {name!r}, projected on the device through the launches submitted "
         "inside; the wall is their span on the device"
     )
-    return Window(launches[rows].reset_index(drop=True), _joined(spans))
+    return Window(launches[rows].reset_index(drop=True), _joined(spans), np.flatnonzero(rows))
 
 
 def geometry_of(model: str) -> Geometry:

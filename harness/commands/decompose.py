@@ -88,11 +88,24 @@ if TYPE_CHECKING:
 @click.option(
     "--occurrence", type=click.IntRange(min=1), help="With --trace: the K-th prefill, by the repeating launches."
 )
+@click.option(
+    "--by",
+    type=click.Choice(["nvtx"]),
+    help="With --trace: the classes of every named range, too (NVTX, or a profiler's annotations): each launch is charged to the "
+    "innermost range that was open on its thread when its launch call began.",
+)
+@click.option(
+    "--csv",
+    "csv_path",
+    type=FILE,
+    callback=written_as("CSV", ".csv"),
+    help="With --by: write every range and class as CSV.",
+)
 @click.option("--tail", type=TAIL, help="With --gguf: what the last layer computes.")
 @click.option("--with-upload", is_flag=True, help="With --gguf: keep the model's upload in the window.")
 def command(file: Path | None, json_path: str | None, markdown: Path | None, plot: Path | None, save: Path | None, trace_path: Path | None,
             device: int | None, rules: tuple[Path, ...], gguf: str | None, range_: str | None, occurrence: int | None,
-            tail: str | None, with_upload: bool, **options: Any) -> int:  # fmt: skip
+            tail: str | None, with_upload: bool, by: str | None, csv_path: Path | None, **options: Any) -> int:  # fmt: skip
     """Run a full prefill and say where its wall goes; with FILE, the same of a recorded trace (as --trace FILE).
 
     The wall is the median of untraced runs; the table is a traced pass of its own. Every launch is charged to one class,
@@ -108,7 +121,9 @@ def command(file: Path | None, json_path: str | None, markdown: Path | None, plo
         from harness.report.style import figure_format
 
         figure_format(plot)
-    for path in (json_path, markdown, plot, save and save / "decomposition.json"):
+    if csv_path and not by:
+        raise click.UsageError("--csv goes with --by nvtx.")
+    for path in (json_path, markdown, plot, csv_path, save and save / "decomposition.json"):
         check_writable(path)
     if save and (missing := _without_parquet()):
         click.echo(f"note: launches.parquet is left out: {missing}", err=True)
@@ -120,6 +135,7 @@ def command(file: Path | None, json_path: str | None, markdown: Path | None, plo
         "occurrence": occurrence,
         "tail": tail,
         "with_upload": with_upload or None,
+        "by": by,
     }
     if options["ceilings_path"] and options["no_ceilings"]:
         raise click.UsageError("--ceilings FILE does not go with --no-ceilings.")
@@ -134,6 +150,11 @@ def command(file: Path | None, json_path: str | None, markdown: Path | None, plo
             raise click.UsageError(f"--{given.rstrip('_').replace('_', '-')} goes with --trace FILE.")
         result, launches = _measured(options)
     _write(result, launches, json_path, markdown, plot, save)
+    if csv_path:
+        from harness.files import write_atomic
+        from harness.report.by_range import to_csv
+
+        write_atomic(csv_path, to_csv(result))
     if json_path != "-":
         from harness.report.decomposition import print_decomposition
 
@@ -226,6 +247,10 @@ def _recorded(path: Path, recorded: dict[str, Any], options: dict[str, Any]) -> 
         roles=loaded.roles,
         **loaded.about,
     )
+    if loaded.ranges is not None:
+        from harness.attribution.by_range import range_rows
+
+        result.ranges = range_rows(loaded.launches, loaded.ranges, result.busy_ms)
     return result, loaded.launches
 
 

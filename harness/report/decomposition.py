@@ -16,6 +16,7 @@ from harness.attribution.checks import CEILING_SLACK
 from harness.attribution.classify import short_name
 from harness.attribution.decompose import headline
 from harness.attribution.decomposition import ClassRow, Decomposition
+from harness.report import by_range
 from harness.report.markdown import templates
 from harness.report.table import print_table, say
 from harness.report.words import WALL, clock, in_one_unit
@@ -136,6 +137,9 @@ def print_decomposition(result: Decomposition, console: Console | None = None) -
     if result.roles:  # the second view of a foreign trace: the same launches by what they are for
         say("\nBy role, from launch order:\n", console=console)
         _print_table(result.model_copy(update={"classes": result.roles}), console)
+    if result.ranges:
+        say(f"\n{by_range.TITLE}:\n", console=console)
+        by_range.print_ranges(result, console)
     say(console=console)
     _print_below(result, console)
     say(console=console)
@@ -296,7 +300,7 @@ def to_markdown(result: Decomposition, figure_path: str | None = None) -> str:
     return templates().get_template("decomposition.md.j2").render(
         d=result, title=titled(result), heading=heading(result), headline=headline(result), totals=totals(result),
         columns=columns, provenance=provenance_line(result), figure=figure_path, protocol=_protocol(result), bar=bar,
-        above_roof=above_roof(result),
+        above_roof=above_roof(result), ranges=by_range.to_markdown(result), ranges_title=by_range.TITLE,
     )  # fmt: skip
 
 

@@ -36,6 +36,7 @@ class _Column:
     kind: str  # "" figures, "<" text, "…" names
     cells: list[Text]
     whole: bool  # names are not shortened and words not taken apart
+    cut: Callable[[str, int], str]
     width: int = 0
 
     def __post_init__(self) -> None:
@@ -53,7 +54,7 @@ class _Column:
     def lines(self, cell: Text) -> list[Text]:
         """The cell's lines at this column's width."""
         if self.kind == "…":
-            texts = [cell.plain if self.whole else shortened(cell.plain, self.width)]
+            texts = [cell.plain if self.whole else self.cut(cell.plain, self.width)]
         else:
             texts = wrap(cell.plain, self.width, whole=self.whole)
         return [self.set(text, cell.style) for text in texts]
@@ -72,13 +73,22 @@ def print_table(
     styles: Sequence[str] = (),
     between: int = 2,
     short: Callable[[str], str] = str,
+    cut: Callable[[str, int], str] | None = None,
     console: Console | None = None,
 ) -> None:
     """Prints rows of text as `table_lines` lays them out."""
     console = console or Console(highlight=False)
     print_lines(
         *table_lines(
-            columns, rows, console, drop=drop, rule_before=rule_before, styles=styles, between=between, short=short
+            columns,
+            rows,
+            console,
+            drop=drop,
+            rule_before=rule_before,
+            styles=styles,
+            between=between,
+            short=short,
+            cut=cut,
         ),
         console=console,
     )
@@ -94,13 +104,14 @@ def table_lines(
     styles: Sequence[str] = (),
     between: int = 2,
     short: Callable[[str], str] = str,
+    cut: Callable[[str, int], str] | None = None,
 ) -> list[Text]:
     """A table as lines that fit the console. A column whose name ends in "<" is text, left-aligned, and wraps at blanks; one
     that ends in "…" holds names, which a terminal too narrow for them shortens and a pipe never; the others are figures.
 
     drop: columns that a narrow console does without, the first to go first (a tuple: all at once); a last line names them. rule_before: rows that
     a rule sets apart, such as totals. styles: a rich style for each row. between: blanks between two columns. short:
-    a name as a terminal shows it. Without any column name there is no head (a list).
+    a name as a terminal shows it; cut: a name in at most so many signs, else its beginning. Without any column name there is no head (a list).
     """
     whole = not console.is_terminal
     made = []
@@ -112,7 +123,7 @@ def table_lines(
         ]  # the str of a Text is its text
         if kind == "…" and not whole:
             cells = [Text(short(cell.plain), cell.style) for cell in cells]
-        made.append(_Column(key, printable(key, console.encoding), kind, cells, whole))
+        made.append(_Column(key, printable(key, console.encoding), kind, cells, whole, cut or shortened))
     shown = _fit(made, console.width, drop, between)
     total = sum(c.width for c in shown) + between * (len(shown) - 1)
     rule = Text(printable("─", console.encoding) * min(total, console.width))

@@ -7,7 +7,6 @@ event only the columns that the launch table needs are kept. What profilers writ
 
 from __future__ import annotations
 
-import fnmatch
 import gzip
 import json
 import re
@@ -29,6 +28,7 @@ import pandas as pd
 from harness import launches
 from harness.errors import HarnessError
 from harness.sources.names import demangled
+from harness.sources.ranges import STEP, Ranges
 from harness.sources.submissions import Call, Calls, call_kind, match
 from harness.sources.trace import Findings, LeftOut, Sharing, Trace
 from harness.sources.usable import by_start, usable
@@ -38,9 +38,6 @@ KINDS = {"kernel": "kernel", "gpu_memcpy": "memcpy", "gpu_memset": "memset", "me
 
 _SYNC = re.compile(r"^(Context|Device|Stream|Event) (Sync|Wait)", re.IGNORECASE)
 """Names of synchronisation events. Some profilers put them on the device's rows; none of them is work."""
-
-_STEP = "ProfilerStep#"
-"""torch.profiler's step annotations; older versions give them the category of an operator."""
 
 _CALLS = ("cuda_runtime", "cuda_driver", "runtime", "driver", "hip_runtime")
 _WINDOW = 1 << 22  # characters that are read at a time
@@ -79,6 +76,10 @@ class _Columns:
         }
     )
     ranges: list[tuple[str, int, int, int]] = field(default_factory=list)  # name, start, end, thread
+    on_device: list[tuple[str, int, int, int, int]] = field(
+        default_factory=list
+    )  # name, start, end, code of pid, stream
+    threads: dict[tuple[int, int], int] = field(default_factory=dict)  # codes of pid and tid → a number for the thread
     overheads: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     gpus: dict[int, str] = field(default_factory=dict)
     codes: dict[str, int] = field(default_factory=dict)  # text of a pid, tid or stream → what stands for it
@@ -93,6 +94,10 @@ class _Columns:
         if type(value) is int and 0 <= value < 1 << 63:
             return value
         return self.codes.setdefault(str(value), -2 - len(self.codes))
+
+    def thread(self, event: dict[str, Any]) -> int:
+        """A number for the event's thread: two processes may call theirs the same."""
+        return self.threads.setdefault((self.code(event.get("pid")), self.code(event.get("tid"))), len(self.threads))
 
     def stream_of(self, value: object) -> int:
         """The stream's number, also of "stream 7"."""
@@ -115,46 +120,12 @@ def read_kineto(path: Path) -> Trace:
     Times: start = round(ts · 1000) ns, end = start + round(dur · 1000), from the digits as written. Raises HarnessError for
     a file that is no such trace, that is damaged or that ends early, and for one without any launch.
     """
-    return _trace(_read(path), path)[0]
+    return _trace(_read(path), path)
 
 
-def read_kineto_ranges(path: Path, pattern: str) -> tuple[Trace, list[tuple[str, np.ndarray]]]:
-    """The same, and per matching annotation its name and the positions of the launches that were submitted inside it.
-
-    "ProfilerStep#" stands for every step.
-    """
-    columns = _read(path)
-    trace, zero = _trace(columns, path)
-    wanted = f"{pattern}*" if pattern == _STEP else pattern
-    found = [r for r in columns.ranges if r[0] == pattern] or [
-        r for r in columns.ranges if fnmatch.fnmatchcase(r[0], wanted)
-    ]
-    if not found:
-        known = ", ".join(sorted({repr(r[0]) for r in columns.ranges})[:8]) or "none"
-        raise HarnessError(f"{path} has no annotation {pattern!r}; it has {known}.")
-    started = thread = np.full(len(trace.launches), np.iinfo(np.int64).min)
-    if trace.found.calls is not None and trace.found.call is not None:
-        told, at = trace.found.call >= 0, np.maximum(trace.found.call, 0)
-        started = np.where(told, trace.found.calls.start[at] + zero, started)
-        thread = np.where(told, trace.found.calls.thread[at], thread)
-    inside, meanwhile = [], np.zeros(len(started), bool)
-    for name, start, end, own in sorted(found, key=lambda r: r[1]):
-        hit = (started >= start) & (started <= end)
-        meanwhile |= hit
-        inside.append((name, np.flatnonzero(hit & (thread == own))))
-    if meanwhile.any() and not any(len(hit) for _, hit in inside):
-        raise HarnessError(
-            f"{path}: the annotation {pattern!r} is on another thread than the {int(meanwhile.sum())} launches while it was open; annotate "
-            "the thread that launches."
-        )
-    return trace, inside
-
-
-def _trace(columns: _Columns, path: Path) -> tuple[Trace, int]:
-    """(trace, the zero of its times in the file's ns)."""
+def _trace(columns: _Columns, path: Path) -> Trace:
     start, end = np.array(columns.start, np.int64), np.array(columns.end, np.int64)
     found = Findings(records=len(start) + sum(b.count for b in columns.left_out.values()))
-    found.ranges = [name for name, _, _, _ in sorted(columns.ranges, key=lambda r: r[1])]
     keep, left_out = usable(start, end, lambda i: repr(columns.name[i][:60]))
     found.left_out = [*columns.left_out.values(), *left_out]
     if len(start) == 0 or (keep is not None and not keep.any()):
@@ -176,6 +147,7 @@ def _trace(columns: _Columns, path: Path) -> tuple[Trace, int]:
         return pd.Series(pd.array(values[position], dtype=pd.StringDtype("python")))
 
     stream = column("stream")
+    found.ranges = _ranges(columns, np.array(columns.pid, np.int64)[position], stream)
     device, gpus = _devices(columns, position, start, end, found)
     notes = ["PyTorch profiler trace"]
     if columns.double_steps >= 2:
@@ -191,6 +163,7 @@ def _trace(columns: _Columns, path: Path) -> tuple[Trace, int]:
                 "within a stream are taken as 0"
             )
     zero = int(start.min())
+    found.ranges = found.ranges.shifted(zero)
     table = launches.from_columns(
         name=text("name"),
         kind=pd.Categorical.from_codes(column("kind"), categories=list(launches.KINDS)),
@@ -212,7 +185,25 @@ def _trace(columns: _Columns, path: Path) -> tuple[Trace, int]:
     if columns.syncs:
         notes.append(f"{columns.syncs} synchronisation events on device rows are not launches and were left out")
     overheads = {name: np.array(spans, np.int64) - zero for name, spans in columns.overheads.items()}
-    return Trace(table, int(end.max()) - zero, "kineto", notes, gpus, overheads, found=found), zero
+    return Trace(table, int(end.max()) - zero, "kineto", notes, gpus, overheads, found=found)
+
+
+def _ranges(columns: _Columns, pid: np.ndarray, stream: np.ndarray) -> Ranges:
+    """The annotations. Where the file has only the device's, each holds the launches that start in it on its stream.
+
+    pid, stream: of every launch of the table.
+    """
+    text = {code: t for t, code in columns.codes.items()}
+    threads = {number: text.get(tid, str(tid)) for (_, tid), number in columns.threads.items()}
+    rows = [(name, name, start, end, thread, 0, False) for name, start, end, thread in columns.ranges]
+    if rows or not columns.on_device:
+        return Ranges.of(rows, threads=threads, what="annotation")
+    of_device = np.array([row[3:] for row in columns.on_device], np.int64).T
+    code, _ = pd.MultiIndex.from_arrays(np.concatenate([of_device, [pid, stream]], axis=1)).factorize()
+    # An annotation ends with its last kernel, and the next kernel may start at that moment.
+    rows = [(name, name, start, max(end - 1, start), int(key), 0, False)
+            for (name, start, end, _, _), key in zip(columns.on_device, code, strict=False)]  # fmt: skip
+    return Ranges.of(rows, launched_on=np.asarray(code[len(rows) :], np.int64), what="annotation")
 
 
 def _calls(columns: _Columns) -> Calls:
@@ -615,7 +606,8 @@ def _take_host(event: dict[str, Any], category: str, columns: _Columns) -> None:
         return
     is_call = category in _CALLS
     kind = call_kind_of(name) if is_call else Call.OTHER
-    is_range = category == "user_annotation" or (name.startswith(_STEP) and category != "gpu_user_annotation")
+    on_device = category == "gpu_user_annotation"
+    is_range = category == "user_annotation" or on_device or name.startswith(STEP)
     if kind == Call.OTHER and not is_range and category != "overhead":
         if not category:
             _look_for_others(event, columns)
@@ -626,8 +618,11 @@ def _take_host(event: dict[str, Any], category: str, columns: _Columns) -> None:
         return
     if not -_FARTHEST < start < _FARTHEST or not 0 <= length < _FARTHEST:
         return
-    if is_range:
-        columns.ranges.append((name, start, start + length, columns.code(event.get("tid"))))
+    if on_device:
+        pid, stream = columns.code(event.get("pid")), columns.stream_of(event.get("tid"))
+        columns.on_device.append((name, start, start + length, pid, stream))
+    elif is_range:
+        columns.ranges.append((name, start, start + length, columns.thread(event)))
     elif category == "overhead":
         columns.overheads.setdefault(name[:60], []).append((start, start + length))
     else:
@@ -636,7 +631,7 @@ def _take_host(event: dict[str, Any], category: str, columns: _Columns) -> None:
         values = (
             start,
             start + length,
-            columns.code(event.get("tid")),
+            columns.thread(event),
             columns.code(event.get("pid")),
             correlation,
             int(kind),

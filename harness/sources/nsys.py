@@ -8,12 +8,10 @@ that are still mangled. A record without a usable time is left out, counted and 
 from __future__ import annotations
 
 import contextlib
-import fnmatch
 import re
 import sqlite3
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
@@ -25,10 +23,11 @@ import pandas as pd
 from harness import launches
 from harness.errors import HarnessError
 from harness.sources.names import demangled
+from harness.sources.ranges import Ranges
 from harness.sources.rows import Rows, first_line, read_columns
 from harness.sources.submissions import Call, Calls, call_kind, match
 from harness.sources.trace import Diagnostic, Findings, LeftOut, Sharing, Trace
-from harness.sources.usable import by_start, usable
+from harness.sources.usable import EARLIEST_NS, LATEST_NS, by_start, usable
 
 KERNEL = "CUPTI_ACTIVITY_KIND_KERNEL"
 MEMCPY = "CUPTI_ACTIVITY_KIND_MEMCPY"
@@ -73,22 +72,10 @@ COPY_KINDS = {
 }  # fmt: skip
 """CUpti_ActivityMemcpyKind; 11 and above are nsys's own for managed memory."""
 
-PUSH_POP, START_END = 59, 60
-"""NVTX_EVENTS.eventType of the two kinds of range: of one thread, and of a whole process."""
+PUSH_POP, START_END, DOMAIN = 59, 60, 75
+"""NVTX_EVENTS.eventType of the two kinds of range, of one thread and of a whole process, and of a domain's name."""
 
 _NOT_TRACED = "export it again with `nsys export --type sqlite`"
-
-
-@dataclass(frozen=True)
-class Range:
-    """One NVTX range on the host's clock, absolute ns."""
-
-    path: str  # "prefill/layer3/attn": the enclosing ranges of its thread, outermost first
-    text: str
-    start: int
-    end: int
-    thread: int  # globalTid; −1: a start/end range, which belongs to the whole process
-    process: int  # globalPid
 
 
 class Export:
@@ -146,84 +133,37 @@ class Export:
     def read(self) -> Trace:
         """The same as a Trace, with what was noticed on the way."""
         with self._guard():
-            return self._read()[0]
+            return self._read()
 
-    def launches_with_ranges(self, pattern: str) -> tuple[pd.DataFrame, list[tuple[Range, np.ndarray]]]:
-        """The launch table, and per matching NVTX range the positions of the launches that it submitted."""
-        trace, inside = self.read_with_ranges(pattern)
-        return trace.launches, inside
-
-    def read_with_ranges(self, pattern: str) -> tuple[Trace, list[tuple[Range, np.ndarray]]]:
-        """The trace, and per matching NVTX range the positions of the launches that it submitted.
-
-        A launch belongs to a range when the runtime call that submitted it started inside it, on the range's thread
-        (start/end ranges: in its process). `pattern` is matched against a range's text, then its path, then as a glob.
-        Raises HarnessError where nothing was launched on the ranges' threads, but on another one meanwhile.
-        """
+    def ranges(self) -> Ranges:
+        """Every NVTX range, times in absolute ns; those of a named domain are labelled "domain:text", as nsys does."""
         with self._guard():
-            trace, process = self._read()
-            ranges = self._matching(pattern)
-        calls, call = trace.found.calls, trace.found.call
-        position = np.empty(0, np.int64) if call is None else np.flatnonzero(call >= 0)
-        start = thread = np.empty(0, np.int64)
-        if calls is not None and call is not None:
-            position = position[np.argsort(call[position], kind="stable")]
-            start, thread = calls.start[call[position]] + self.origin(), calls.thread[call[position]]
-        owner = {r: r.thread if r.thread >= 0 else r.process for r in ranges}
-        by: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        for key in set(owner.values()):
-            mine = np.flatnonzero((thread == key) | (process[position] == key))
-            by[key] = start[mine], position[mine]
-        inside = []
-        for r, key in owner.items():
-            starts, positions = by[key]
-            low, high = np.searchsorted(starts, r.start), np.searchsorted(starts, r.end, side="right")
-            inside.append((r, np.sort(positions[low:high])))
-        if not any(len(rows) for _, rows in inside):
-            self._explain_empty(ranges, pattern, start, thread)
-        return trace, inside
+            return self._ranges()
 
-    def _explain_empty(self, ranges: list[Range], pattern: str, start: np.ndarray, thread: np.ndarray) -> None:
-        """Raises the sentence about ranges whose thread launched nothing while another one did; else returns."""
-        meanwhile = np.zeros(len(start), bool)
-        for r in ranges:
-            meanwhile |= (start >= r.start) & (start <= r.end)
-        if not meanwhile.any():
-            return
-        threads = ", ".join(str(t & 0xFFFFFF) for t in np.unique(thread[meanwhile])[:4].tolist())
-        own = ", ".join(str(t & 0xFFFFFF) for t in sorted({r.thread for r in ranges if r.thread >= 0})[:4])
-        raise HarnessError(
-            f"{self.path}: the range {pattern!r} is on thread {own or 'of another process'}, and the {int(meanwhile.sum())} launches while it was "
-            f"open came from thread {threads}; push the range on the thread that launches, or use a start/end range."
-        )
-
-    def ranges(self) -> list[Range]:
-        """Every NVTX range that ended, by start; nested ones carry the path of those around them."""
+    def _ranges(self) -> Ranges:
         columns = self.columns.get(NVTX, [])
         if not {"start", "end", "eventType", "globalTid"} <= set(columns):
-            return []
+            return Ranges.of([])
         text = "n.text" if "text" in columns else "NULL"
         join = ""
         if "textId" in columns and "StringIds" in self.columns:
             text, join = f"ifnull({text}, s.value)", "LEFT JOIN StringIds s ON s.id = n.textId"
+        domain = "n.domainId" if "domainId" in columns else "0"
         rows = self.rows(
-            f"SELECT n.start, n.end, n.eventType, n.globalTid, {text} FROM {self.tables[NVTX]} n {join} "
-            f"WHERE n.eventType IN ({PUSH_POP}, {START_END}) AND typeof(n.start) = 'integer' AND typeof(n.end) = 'integer' "
-            "AND typeof(n.globalTid) = 'integer' AND n.end >= n.start ORDER BY n.start, n.end DESC"
+            f"SELECT n.eventType, n.globalTid, {domain}, {text}, n.start, n.end FROM {self.tables[NVTX]} n {join} "
+            f"WHERE n.eventType IN ({PUSH_POP}, {START_END}, {DOMAIN}) AND typeof(n.start) = 'integer' AND typeof(n.globalTid) = 'integer' "
+            "AND (n.end IS NULL OR typeof(n.end) = 'integer' AND n.end >= n.start)"
         )
-        found: list[Range] = []
-        open_: dict[int, list[Range]] = {}
-        for start, end, kind, tid, label in rows:
-            label = "" if label is None else str(label)
-            stack = open_.setdefault(int(tid), [])
-            while stack and stack[-1].end < end:
-                stack.pop()
-            path = f"{stack[-1].path}/{label}" if stack and kind == PUSH_POP else label
-            made = Range(path, label, int(start), int(end), int(tid) if kind == PUSH_POP else -1, _process_of(int(tid)))
-            found.append(made)
-            if kind == PUSH_POP:
-                stack.append(made)
-        return found
+        usable = [(k, t, d, "" if label is None else str(label), a, b) for k, t, d, label, a, b in rows
+                  if EARLIEST_NS < a < LATEST_NS and (b is None or b < LATEST_NS)]  # fmt: skip
+        domains = {(_process_of(t), d): label for k, t, d, label, _, _ in usable if k == DOMAIN}
+        found = []
+        for kind, thread, number, label, start, end in usable:
+            if kind != DOMAIN:
+                named = domains.get((_process_of(thread), number), "")
+                whole = f"{named}:{label}" if named else label
+                found.append((label, whole, start, end, thread, _process_of(thread), kind == START_END))
+        return Ranges.of(found)
 
     def overheads(self, start: int, end: int) -> dict[str, np.ndarray]:
         """Tracer and driver overhead that touches [start, end] (absolute ns): name → its intervals [n, 2], cut to it.
@@ -253,8 +193,7 @@ class Export:
 
     # Reading
 
-    def _read(self) -> tuple[Trace, np.ndarray]:
-        """(trace of every device, globalPid of each of its launches)."""
+    def _read(self) -> Trace:
         found = Findings()
         bad: dict[str, LeftOut] = {}
         self._unknown = {}
@@ -312,7 +251,7 @@ class Export:
             )
         wall = int(end.max()) - zero
         overheads = {name: spans - zero for name, spans in self.overheads(zero, zero + wall).items()}
-        return Trace(table, wall, "nsys", notes, self.gpus, overheads, found=found), process
+        return Trace(table, wall, "nsys", notes, self.gpus, overheads, found=found)
 
     def _activity(self, table: str, bad: dict[str, LeftOut]) -> dict[str, np.ndarray] | None:
         """Columns of one activity table, or None where it is absent or empty; what it cannot use is added to `bad`."""
@@ -504,41 +443,6 @@ class Export:
         rows = self.rows("SELECT pid, cudaId, gpuId FROM TARGET_INFO_CUDA_DEVICE")
         return {(p, o): g for p, o, g in rows if all(isinstance(v, int) and abs(v) < 1 << 31 for v in (p, o, g))}
 
-    def _matching(self, pattern: str) -> list[Range]:
-        ranges = self.ranges()
-        for test in (
-            lambda r: r.text == pattern,
-            lambda r: r.path == pattern or r.path.endswith("/" + pattern),
-            lambda r: fnmatch.fnmatchcase(r.text, pattern) or fnmatch.fnmatchcase(r.path, pattern),
-        ):
-            found = [r for r in ranges if test(r)]
-            if found:
-                return found
-        if opened := self._open(pattern):
-            raise HarnessError(
-                f"{self.path}: the range {pattern!r} never ended ({opened} opened, none closed before the recording stopped), so it holds no "
-                "window; stop the recording after the range, or name another range or an --occurrence."
-            )
-        known = sorted({r.text for r in ranges if r.text})
-        shown = ", ".join(repr(k) for k in known[:8]) + (", …" if len(known) > 8 else "")
-        raise HarnessError(
-            f"{self.path} has no NVTX range {pattern!r}; "
-            + (f"it has {shown}." if known else "it has no ranges at all: record with `-t cuda,nvtx`.")
-        )
-
-    def _open(self, pattern: str) -> int:
-        """How many ranges of that text never ended."""
-        columns = self.columns.get(NVTX, [])
-        if not {"end", "eventType"} <= set(columns):
-            return 0
-        text = "n.text" if "text" in columns else "NULL"
-        if "textId" in columns and "StringIds" in self.columns:
-            text = f"ifnull({text}, (SELECT value FROM StringIds s WHERE s.id = n.textId))"
-        rows = self.rows(
-            f"SELECT {text} FROM {self.tables[NVTX]} n WHERE n.end IS NULL AND n.eventType IN ({PUSH_POP}, {START_END})"
-        )
-        return sum(1 for (t,) in rows if t is not None and (str(t) == pattern or fnmatch.fnmatchcase(str(t), pattern)))
-
     def _columns(self) -> dict[str, list[str]]:
         """Table → its columns; fills `tables`, under which name each is in the file. A later version stands in for a table
         that is absent under its plain name."""
@@ -578,17 +482,13 @@ class Export:
             ) from None
 
 
-def read_nsys(path: Path) -> Trace:
-    """All launches of an export as a Trace over every device; its wall is the span of all activity."""
+def read_nsys(path: Path, *, ranges: bool = False) -> Trace:
+    """All launches of an export as a Trace over every device; its wall is the span of all activity. ranges: read them, too."""
     with Export(path) as export:
-        return export.read()
-
-
-def read_nsys_ranges(path: Path, pattern: str) -> tuple[Trace, list[tuple[str, np.ndarray]]]:
-    """The same, and per matching NVTX range its path and the positions of the launches that it submitted."""
-    with Export(path) as export:
-        trace, inside = export.read_with_ranges(pattern)
-        return trace, [(r.path, rows) for r, rows in inside]
+        trace = export.read()
+        if ranges:
+            trace.found.ranges = export.ranges().shifted(export.origin())
+        return trace
 
 
 def _note_bad(read: Rows, table: str, bad: dict[str, LeftOut], unknown: dict[str, LeftOut]) -> None:

@@ -17,9 +17,10 @@ from engine.levers import Levers
 from engine.plan import Plan
 from harness.errors import HarnessError
 from harness.sources.charge import charge
-from harness.sources.nsys import Export, Range
+from harness.sources.nsys import read_nsys
 from harness.sources.nsys_driver import record
 from harness.sources.profiled_child import check_report, spec_of
+from harness.sources.ranges import Range, select
 from harness.sources.trace import Trace
 
 
@@ -46,10 +47,8 @@ def split_passes(exported: Path, plan: Plan) -> list[Trace]:
 
     The wall is the range's own length on the host; a launch belongs to the op whose range submitted it.
     """
-    with Export(exported) as export:
-        table, prefills = export.launches_with_ranges("prefill *")
-        _, ops = export.launches_with_ranges("op *")
-        origin = export.origin()
+    trace = read_nsys(exported, ranges=True)
+    table, prefills, ops = trace.launches, select(trace, "prefill *", exported), select(trace, "op *", exported)
     owner = np.full(len(table), -1)
     for marked, rows in ops:
         if marked.text.startswith("op "):
@@ -59,15 +58,14 @@ def split_passes(exported: Path, plan: Plan) -> list[Trace]:
         raise HarnessError(f"{exported.name} holds no NVTX range 'prefill K'; nsys must trace nvtx (-t cuda,nvtx).")
     traces = []
     for marked, rows in sorted(prefills, key=lambda pair: int(pair[0].text.split()[1])):
-        traces.append(_one_pass(table.iloc[rows], owner[rows], marked, origin, plan))
+        traces.append(_one_pass(table.iloc[rows], owner[rows], marked, plan))
     return traces
 
 
-def _one_pass(rows: pd.DataFrame, owner: np.ndarray, marked: Range, origin: int, plan: Plan) -> Trace:
+def _one_pass(rows: pd.DataFrame, owner: np.ndarray, marked: Range, plan: Plan) -> Trace:
     launches = rows.copy()
-    shift = marked.start - origin
-    launches["start_ns"] -= shift
-    launches["end_ns"] -= shift
+    launches["start_ns"] -= marked.start
+    launches["end_ns"] -= marked.start
     launches["op"] = pd.Series(owner, index=launches.index).where(owner >= 0).astype("Int32")
     launches = charge(launches.sort_values(["start_ns", "end_ns"], ignore_index=True), plan)
     return Trace(launches, marked.end - marked.start, "nsys", [])

@@ -4,13 +4,16 @@ noticed of the recording itself (`Findings`), which the checks of a recorded tra
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pandas as pd
 
 from harness.launches import Saved
 from harness.sources.submissions import Calls
+
+if TYPE_CHECKING:
+    from harness.sources.ranges import Ranges
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ class Findings:
     sharing: list[Sharing] = field(default_factory=list)
     calls: Calls | None = None  # in the launch table's ns; None where the host's side was not recorded
     call: np.ndarray | None = None  # int64, one a launch of the table: the position of its call; −1 unknown
-    ranges: list[str] = field(default_factory=list)  # names of the ranges that were read on the way, one each time
+    ranges: Ranges | None = None  # in the launch table's ns; None where they were not read
     resolution_ns: float = 1.0  # steps in which the file's times are told
 
 

@@ -15,7 +15,8 @@ from harness import launches
 from harness.attribution.recorded import load_recorded, read_trace
 from harness.cli import group
 from harness.errors import HarnessError
-from harness.sources.nsys import Export, read_nsys_ranges
+from harness.sources.nsys import Export, read_nsys
+from harness.sources.ranges import select
 from harness.sources.rows import BATCH_ROWS, read_integers
 from harness.sources.scrub import scrub
 
@@ -133,7 +134,9 @@ def test_correlation_ids_are_joined_per_process(tmp_path: Path) -> None:
         calls=[(100, 110, tid, 1), (105, 115, other, 1)],
         ranges=[(90, 120, "step", tid)],
     )
-    trace, inside = read_nsys_ranges(write(tmp_path / "x.sqlite", content), "step")
+    path = write(tmp_path / "x.sqlite", content)
+    trace = read_nsys(path, ranges=True)
+    inside = select(trace, "step", path)
     assert [trace.launches["name"].iloc[rows].tolist() for _, rows in inside] == [["mine"]]
 
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from made import PID, Content, Kernel, event, trace_file, write
 
 from harness import launches
+from harness.attribution.by_range import range_rows
 from harness.attribution.checks import SUM_LIMIT, charged_twice
 from harness.attribution.decompose import decompose
 from harness.attribution.recorded import load_recorded
@@ -35,6 +36,7 @@ VALUES = st.recursive(
     max_leaves=6,
 )  # fmt: skip
 RANGES = st.sampled_from([None, "prefill", "*"])
+BY = st.sampled_from([None, "nvtx"])
 
 
 def export() -> Content:
@@ -62,12 +64,15 @@ def export() -> Content:
     )
 
 
-def holds(path: Path, range_: str | None = None) -> None:
+def holds(path: Path, range_: str | None = None, by: str | None = None) -> None:
     """It decomposes to a table that adds up, or is refused in one line that fits a terminal's patience."""
     try:
-        found = load_recorded(path, device=None, range_=range_)
+        found = load_recorded(path, device=None, range_=range_, by=by)
         launches.check(found.launches)
         result = decompose(found.launches, wall_ns=max(found.wall_ns, 1), roles=found.roles, **found.about)
+        if found.ranges is not None:
+            result.ranges = range_rows(found.launches, found.ranges, result.busy_ms)
+            assert not [why for why in result.broken() if "range" in why]
         json.dumps(result.to_dict(), allow_nan=False)
         conserved = result.check("conservation")
         # Bytes that repeat a whole record make it stand twice, which is for this check to say.
@@ -95,7 +100,7 @@ def test_any_value_in_any_cell_of_an_export(tmp_path: Path, data: st.DataObject)
         if data.draw(st.booleans()):
             db.execute(f"DROP TABLE {data.draw(st.sampled_from(tables))}")
     db.close()
-    holds(path, data.draw(RANGES))
+    holds(path, data.draw(RANGES), data.draw(BY))
 
 
 @bounded
@@ -114,7 +119,7 @@ def test_any_value_in_any_field_of_an_event(tmp_path: Path, data: st.DataObject)
         if target:
             target[data.draw(st.sampled_from(sorted(target)))] = data.draw(VALUES)
     keys = {"deviceProperties": data.draw(VALUES), "distributedInfo": data.draw(VALUES)}
-    holds(trace_file(tmp_path / "t.json", events, **keys), data.draw(RANGES))
+    holds(trace_file(tmp_path / "t.json", events, **keys), data.draw(RANGES), data.draw(BY))
 
 
 @bounded

@@ -18,7 +18,8 @@ from made import event, trace_file
 from harness import launches
 from harness.errors import HarnessError
 from harness.sources import kineto
-from harness.sources.kineto import read_kineto, read_kineto_ranges
+from harness.sources.kineto import read_kineto
+from harness.sources.ranges import select
 
 
 def test_times_are_rounded_as_agreed(tmp_path: Path) -> None:
@@ -65,10 +66,12 @@ def test_annotations_take_what_their_thread_submitted(tmp_path: Path) -> None:
         call | {"tid": 1, "ts": 30, "args": {"correlation": 3}},  # after the annotation
         {"ph": "X", "cat": "user_annotation", "name": "prefill", "pid": 9, "tid": 1, "ts": 10, "dur": 10, "args": {}},
     ]  # fmt: skip
-    trace, inside = read_kineto_ranges(trace_file(tmp_path / "t.json", events), "prefill")
+    path = trace_file(tmp_path / "t.json", events)
+    trace = read_kineto(path)
+    inside = select(trace, "prefill", path)
     assert [trace.launches["name"].iloc[rows].tolist() for _, rows in inside] == [["a"]]
     with pytest.raises(HarnessError, match="no annotation 'decode'; it has 'prefill'"):
-        read_kineto_ranges(tmp_path / "t.json", "decode")
+        select(trace, "decode", path)
 
 
 @settings(max_examples=60, deadline=None)

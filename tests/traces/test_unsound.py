@@ -570,7 +570,9 @@ def test_profiler_steps_are_ranges_one_by_one_and_together(tmp_path: Path) -> No
     assert [len(load_recorded(path, range_=f"ProfilerStep#{i}").launches) for i in range(3)] == [10, 10, 10]
     assert len(load_recorded(path, range_="ProfilerStep#").launches) == 30
     other = [s | {"tid": 5} for s in steps]
-    with pytest.raises(HarnessError, match="on another thread than the 10 launches"):
+    with pytest.raises(
+        HarnessError, match="is on thread 5, and the 10 launches while it was open came from thread 100"
+    ):
         load_recorded(trace_file(tmp_path / "u.json", forward() + other), range_="ProfilerStep#1")
 
 
