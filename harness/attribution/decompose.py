@@ -120,8 +120,8 @@ def decompose(
     role_rows = _rows(roles, start, end, busy_ns, ceilings) if roles is not None else []
     if reference is not None:
         ours_by_role = plan is not None or any(r.cls in ROLES_ALONE for r in rows)
-        compare(rows, _by_role(reference) if ours_by_role else reference, tokens)
-        compare(role_rows, _by_role(reference), tokens)
+        compare(rows, _of_one_view(reference, roles=ours_by_role), tokens)
+        compare(role_rows, _of_one_view(reference, roles=True), tokens)
     for row in [*rows, *role_rows]:
         row.budget_ms = budget_ms(row.sum_ms, row.ratio, row.sol)
 
@@ -170,6 +170,10 @@ def decompose(
         if (result.roles or ours_by_role) and not reference.by_role:
             result.notes.append(
                 "the reference knows no roles, and rows by role are compared with none of its classes: make it with --gguf"
+            )
+        if not result.roles and not ours_by_role and reference.by_role is reference.classes:
+            result.notes.append(
+                "the reference is by role, and kernels' classes are compared with none of its rows: give this trace's model with --gguf"
             )
         if tokens and reference.tokens == tokens and (reference.prefills or 1) == (prefills or 1):
             result.vs_reference = reference.wall_ms / result.wall_ms
@@ -273,12 +277,13 @@ def compare(rows: list[ClassRow], reference: Decomposition | Mapping[str, float]
             row.ref_ms, row.ratio = ref_ms, ours / ref_ms
 
 
-def _by_role(reference: Decomposition | Mapping[str, float]) -> Decomposition | Mapping[str, float]:
-    """The reference's rows by role, which rows by role are compared with and with nothing else: engines that hold the
-    weights in different formats, under different kernels, compare by what the work is for."""
-    if isinstance(reference, Decomposition):
-        return reference.model_copy(update={"classes": reference.by_role})
-    return reference
+def _of_one_view(reference: Decomposition | Mapping[str, float], *, roles: bool) -> Decomposition | Mapping[str, float]:
+    """The reference's rows by role, or those by family: rows of one view are compared with that view's and with nothing
+    else (the role "norm" holds residual adds that the family "norm" does not)."""
+    if not isinstance(reference, Decomposition):
+        return reference
+    by_family = [] if reference.by_role is reference.classes else reference.classes
+    return reference.model_copy(update={"classes": reference.by_role if roles else by_family})
 
 
 def budget_ms(ms: float, ratio: float | None, sol: float | None) -> float | None:

@@ -183,6 +183,20 @@ def test_rows_by_role_compare_with_a_references_roles_only(a_table: Callable) ->
     assert {r.cls: r.ratio for r in with_roles.classes} == pytest.approx({"norm": 0.002, "gate_up": 0.00125})
 
 
+def test_rows_by_family_compare_with_a_references_families_only(a_table: Callable) -> None:
+    """A role's "norm" holds residual adds; the family's does not."""
+    by_role = a_table({"norm": 2.0, "gate_up": 4.0}, tokens=8)
+    mine = from_columns(name=["n", "g"], kind=["kernel"] * 2, start_ns=[0, 4000], end_ns=[4000, 9000], device=[0, 0],
+                        **{"class": ["norm", "gemm"]})  # fmt: skip
+    alone = decompose(mine, wall_ns=9000, tokens=8, reference=by_role)
+    assert {r.ratio for r in alone.classes} == {None}
+    assert any("the reference is by role" in n for n in alone.notes)
+    both = by_role.model_copy(update={"roles": by_role.classes, "classes": a_table({"norm": 1.0}, tokens=8).classes})
+    assert {r.cls: r.ratio for r in decompose(mine, wall_ns=9000, tokens=8, reference=both).classes} == {
+        "norm": pytest.approx(0.004), "gemm": None,
+    }  # fmt: skip
+
+
 def test_a_committed_record_is_sound() -> None:
     folder = Path(__file__).parents[2] / "reports" / "h200"
     for name in ("prefill-3325", "prefill-2659"):
