@@ -25,8 +25,17 @@ lint: $(VENV)/installed-test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# An environment of another Python than PYTHON is made anew: its stamps go, and venv clears it.
+VERSION = import sys; print(sys.version_info[:2])
+ifneq ($(wildcard $(VENV)/bin/python),)
+ifneq ($(shell $(BIN)/python -c '$(VERSION)' 2>&1),$(shell $(PYTHON) -c '$(VERSION)' 2>&1))
+.PHONY: $(VENV)/bin/python $(VENV)/installed $(VENV)/installed-test
+STALE = --clear
+endif
+endif
+
 $(VENV)/bin/python:
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $(STALE) $(VENV)
 
 $(VENV)/installed: pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".$(EXTRAS)"

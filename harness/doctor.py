@@ -33,6 +33,8 @@ class Finding:
     state: State
     found: str
     fix: str = ""
+    command: str = ""
+    """What to paste into a shell; `fix` is for a person to read."""
 
 
 def examine() -> list[Finding]:
@@ -93,16 +95,24 @@ def _driver(nvml: Any) -> tuple[State, str, str]:
 def _device(nvml: Any, index: int) -> list[Finding]:
     from harness.window.sentinel import Gpu, own_pids, throttle_names
 
-    handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    gpu = Gpu(nvml, handle)
-    state = gpu.sample()
     area = f"GPU {index}"
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        gpu = Gpu(nvml, handle)
+        state = gpu.sample()
+    except nvml.NVMLError as error:
+        return [
+            Finding(area, "device", "warning", f"NVML does not answer for it: {error}", "nvidia-smi -L may say why")
+        ]
 
     def ask(name: str, *args: Any) -> Any:
         try:
             return getattr(nvml, name)(handle, *args)
         except nvml.NVMLError:
             return None
+
+    def told(value: Any) -> Any:
+        return "?" if value is None else value
 
     memory, limit = ask("nvmlDeviceGetMemoryInfo"), ask("nvmlDeviceGetEnforcedPowerLimit")
     major, minor = ask("nvmlDeviceGetCudaComputeCapability") or ("?", "?")
@@ -113,11 +123,11 @@ def _device(nvml: Any, index: int) -> list[Finding]:
         ),
         Finding(
             area, "clocks", "ok",
-            f"SM {state['sm_mhz']} of {ask('nvmlDeviceGetMaxClockInfo', nvml.NVML_CLOCK_SM)} MHz, memory {state['mem_mhz']} MHz",
+            f"SM {told(state['sm_mhz'])} of {told(ask('nvmlDeviceGetMaxClockInfo', nvml.NVML_CLOCK_SM))} MHz, memory {told(state['mem_mhz'])} MHz",
         ),
         Finding(
             area, "power", "ok",
-            f"{state['power_w']} of {limit / 1e3 if limit else '?'} W, {state['temp_c']} °C"
+            f"{told(state['power_w'])} of {limit / 1e3 if limit else '?'} W, {told(state['temp_c'])} °C"
             + (f", throttled: {', '.join(names)}" if (names := throttle_names(state["throttle"])) else ""),
         ),
     ]  # fmt: skip
@@ -157,12 +167,12 @@ def _packages() -> list[Finding]:
     ]
 
 
-def _package(name: str, distribution: str, fix: str, loader: str = "") -> Finding:
+def _package(name: str, distribution: str, command: str, loader: str = "") -> Finding:
     """loader: the import whose libraries are looked for, in a process of its own; "" for a package that has none."""
     try:
         version = metadata.version(distribution)
     except metadata.PackageNotFoundError:
-        return Finding("package", name, "missing", f"{distribution} is not installed", fix)
+        return Finding("package", name, "missing", f"{distribution} is not installed", command=command)
     text = f"{distribution} {version}"
     if not loader:
         return Finding("package", name, "ok", text)
@@ -171,7 +181,7 @@ def _package(name: str, distribution: str, fix: str, loader: str = "") -> Findin
     found = examine(loader)
     if wrong := next((f for f in found if f.state == "missing"), None):
         what = wrong.library if wrong.library != "-" else loader
-        return Finding("package", name, "missing", f"{text}, but not {what}: {wrong.path[:160]}", fix)
+        return Finding("package", name, "missing", f"{text}, but not {what}: {wrong.path[:160]}", command=command)
     if waiting := [f.library for f in found if f.state == "found"]:
         text += f"; {', '.join(waiting)} found, to be loaded with a driver"
     return Finding("package", name, "ok", text)
@@ -182,29 +192,31 @@ def _tools() -> list[Finding]:
     from harness.sources.nsys_driver import find_nsys
 
     findings = [
-        _tool("nsys", lambda: _nsys_text(find_nsys()), "apt-get install nsight-systems-cli (NVIDIA's repository)"),
-        _tool("ncu", lambda: str(find_ncu()), "apt-get install nsight-compute (NVIDIA's repository)"),
-        _tool("compute-sanitizer", _compute_sanitizer, "apt-get install cuda-sanitizer-13-0 (NVIDIA's repository)"),
+        _tool("nsys", lambda: _nsys_text(find_nsys()), "apt-get install nsight-systems-cli"),
+        _tool("ncu", lambda: str(find_ncu()), "apt-get install nsight-compute"),
+        _tool("compute-sanitizer", _compute_sanitizer, "apt-get install cuda-sanitizer-13-0"),
     ]
     parameters = Path("/proc/driver/nvidia/params")
     if parameters.exists() and "RmProfilingAdminOnly: 1" in parameters.read_text() and os.geteuid() != 0:
         findings.append(
             Finding("tool", "counters", "warning", "the driver lets only root read performance counters",
-                    "echo 'options nvidia NVreg_RestrictProfilingToAdminUsers=0' | sudo tee /etc/modprobe.d/nvidia-profiling.conf, then reboot")
+                    "reboot after it", "echo 'options nvidia NVreg_RestrictProfilingToAdminUsers=0' | sudo tee /etc/modprobe.d/nvidia-profiling.conf")
         )  # fmt: skip
     git = shutil.which("git")
     findings.append(
         Finding("tool", "git", "ok", git) if git
-        else Finding("tool", "git", "missing", "records will name the installed version, no commit", "apt-get install git")
+        else Finding("tool", "git", "missing", "records will name the installed version, no commit", command="apt-get install git")
     )  # fmt: skip
     return findings
 
 
-def _tool(name: str, find: Callable[[], str], fix: str) -> Finding:
+def _tool(name: str, find: Callable[[], str], command: str) -> Finding:
     try:
         return Finding("tool", name, "ok", find())
     except HarnessError as error:
-        return Finding("tool", name, "missing", str(error).split(";")[0], fix)
+        return Finding(
+            "tool", name, "missing", str(error).split(";")[0], "it is in NVIDIA's package repository", command
+        )
 
 
 def _nsys_text(nsys: Any) -> str:

@@ -105,7 +105,7 @@ def reconciliation(result: Decomposition, launches: pd.DataFrame) -> Check:
     """busy + gap = traced wall with gap ≥ 0, launches lie inside the window, and tracing did not change the wall."""
     text = f"busy {result.busy_ms:.3f} + gap {result.gap_ms:.3f} = traced wall {result.traced_wall_ms:.3f} ms"
     if result.overlap_ms:
-        text += f"; launches overlap by {result.overlap_ms:.3f} ms"
+        text += f"; launches overlap by {result.overlap_ms:.{3 if result.overlap_ms >= 5e-4 else 6}f} ms"
     # Device and host clocks are aligned to microseconds, not to the nanosecond.
     slack = max(0.02, result.traced_wall_ms * 1e-3)
     first, last = launches["start_ns"].min() / 1e6, launches["end_ns"].max() / 1e6

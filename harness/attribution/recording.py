@@ -258,4 +258,4 @@ def _may_overlap(found: Findings, rows: np.ndarray) -> np.ndarray:
 
 
 def _short(name: str) -> str:
-    return name if len(name) <= 60 else name[:59] + "…"
+    return short_name(name)

@@ -29,7 +29,8 @@ def written_as(what: str, *suffixes: str) -> Callable[[click.Context, click.Para
 
     def check(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
         suffix = Path(value or "").suffix.lower()
-        if suffix in OTHERS and suffix not in suffixes:
+        promises = suffix in OTHERS or (what == "JSON" and suffix)
+        if promises and suffix not in suffixes:
             stdout = ', or give "-" for stdout' if what == "JSON" else ""
             raise click.BadParameter(f"{value} is no name for {what}; end it in {' or '.join(suffixes)}{stdout}.")
         return value

@@ -58,7 +58,8 @@ def command(
     """Gates, then interleaved pairs of BASE and LEVER until the landing rule decides: LANDED, REVERTED or INCONCLUSIVE.
 
     \b
-    harness ab experiments/base.yaml experiments/levers/concat.yaml
+    harness ab experiments/base.yaml \\
+        experiments/levers/concat.yaml
     harness ab --aa experiments/base.yaml
     harness ab --basket experiments/base.yaml a.yaml b.yaml
 
@@ -139,7 +140,7 @@ def exit_status(record: RoundRecord) -> int:
 def _print(path: Path, record: RoundRecord) -> None:
     """Arms, gates, walls and the verdict, for a person."""
     from harness.report.table import print_table, say
-    from harness.report.words import headline
+    from harness.report.words import gigabytes, headline
 
     if record.diff:
         say("The arms differ in")
@@ -147,16 +148,16 @@ def _print(path: Path, record: RoundRecord) -> None:
         say()
     print_gates(record.gates)
     walls = [
-        [letter, arm.name, f"{w.median_ms:.3f}", f"{w.mean_ms:.3f}", f"{w.p95_ms:.3f}", f"{w.spread:.2%}", _gigabytes(arm.device_memory_bytes)]
+        [letter, arm.name, f"{w.median_ms:.3f}", f"{w.mean_ms:.3f}", f"{w.p95_ms:.3f}", f"{w.spread:.2%}", gigabytes(arm.device_memory_bytes)]
         for letter, arm in sorted(record.arms.items())
         if (w := arm.wall) is not None
     ]  # fmt: skip
     if walls:
         say()
         print_table(
-            ["arm<", "name<", "median ms", "mean", "p95", "spread", "memory GB"],
+            ["arm<", "name<", "median ms", "mean", "p95", "spread", "memory"],
             walls,
-            drop=["mean", "p95", "memory GB"],
+            drop=["mean", "p95", "memory"],
         )
     if record.basket:
         say()
@@ -191,12 +192,22 @@ def _print(path: Path, record: RoundRecord) -> None:
     say(f"record: {path}/README.md")
 
 
+LONGEST_FIGURE = 9
+"""Signs of a gate's value or limit that has a column; "every bit" is the longest."""
+
+
 def print_gates(gates: Any) -> None:
     """One row per gate."""
     from harness.report.table import print_table
 
     words = {True: "passed", False: "FAILED", None: "n/a"}
-    rows = [[g.name, words[g.ok], _figure(g.value), _figure(g.limit), g.detail] for g in gates]
+    rows = []
+    for g in gates:
+        value, limit, detail = _figure(g.value), _figure(g.limit), g.detail
+        if max(len(value), len(limit)) > LONGEST_FIGURE:  # a pattern, a name: words of the detail
+            detail = "; ".join(filter(None, [value, limit and f"limit {limit}", detail]))
+            value = limit = ""
+        rows.append([g.name, words[g.ok], value, limit, detail])
     if rows:
         print_table(
             ["gate<", "result<", "value", "limit", "detail<"],
@@ -211,7 +222,3 @@ def _figure(value: float | str | None) -> str:
 
 def _text(value: Any) -> str:
     return "–" if value is None else str(value)
-
-
-def _gigabytes(count: int | None) -> str:
-    return "–" if count is None else f"{count / 1e9:.2f}"

@@ -69,18 +69,23 @@ def _print(findings: list[Any], measured: list[Ceilings]) -> None:
     from rich.text import Text
 
     from harness.report.decomposition import figure
-    from harness.report.table import print_table, say
+    from harness.report.table import paste, print_table, say
 
     styles = {"ok": "green", "missing": "yellow", "warning": "bold yellow", "absent": "dim"}
     rows: list[list[Text]] = []
+    commands: dict[str, list[str]] = {}
     area = ""
     for f in findings:
         head = Text(f.area if f.area != area else "", style="bold")
-        rows.append([head, Text(f.name), Text(f.state, style=styles[f.state]), Text(f.found)])
-        if f.fix:
-            rows.append([Text(), Text(), Text(), Text(f"→ {f.fix}", style="cyan")])
+        text = f"{f.found}; {f.fix}" if f.fix else f.found
+        rows.append([head, Text(f.name), Text(f.state, style=styles[f.state]), Text(text)])
+        if f.command:
+            commands.setdefault(f.command, []).append(f.name)
         area = f.area
     print_table(["<", "<", "<", "<"], rows)
+    for line, names in commands.items():
+        say(f"\n{', '.join(names)}:")
+        paste(line)
     for c in measured:
         shape = max(c.gemm, key=lambda g: g["tflop_per_s"])
         say(

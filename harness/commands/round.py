@@ -107,6 +107,7 @@ def show(number: str, json_path: str | None) -> int:
 
 def _tell(path: Path, json_path: str | None, *, whole: bool = False) -> None:
     """A round in a few lines, or its JSON."""
+    from harness.commands.ab import print_gates
     from harness.files import emit_json
     from harness.report.table import print_table, say
     from harness.report.words import gigabytes, headline, ms, percent, span
@@ -139,8 +140,7 @@ def _tell(path: Path, json_path: str | None, *, whole: bool = False) -> None:
             )
         if record.gates:
             say()
-            state = {True: "passed", False: "FAILED", None: "not applicable"}
-            print_table(["gate<", "result<", "detail<"], [[g.name, state[g.ok], g.detail] for g in record.gates])
+            print_gates(record.gates)
         if record.prediction is not None:
             say(f"predicted {percent(record.prediction)}, estimate {percent(record.estimate)} {span(record.interval)}")
         for warning in record.warnings:
@@ -158,7 +158,7 @@ def _tell(path: Path, json_path: str | None, *, whole: bool = False) -> None:
 def list_(json_path: str | None) -> int:
     """Print every round on a line."""
     from harness.files import emit_json
-    from harness.report.index import wall_after
+    from harness.report.index import control_of, counted, verdict_said, wall_after
     from harness.report.table import print_table, say
     from harness.report.words import gain_of, ms, percent, span
     from harness.rounds.store import load_record, round_dirs
@@ -175,12 +175,13 @@ def list_(json_path: str | None) -> int:
     rows, styles = [], []
     for r, path in zip(records, paths, strict=True):
         gain = percent(gain_of(r)) if r.analysis is None else f"≤ {percent(r.analysis.best_gain)}"
+        control = control_of(r)
         name = (r.title or r.slug) + (f" (superseded by {r.superseded_by:04d})" if r.superseded_by else "")
         rows.append(
             [
                 r.number,
                 name,
-                r.verdict or "open",
+                verdict_said(r),
                 gain,
                 span(r.interval) if r.confirmed is None else "confirmed",
                 ms(wall_after(r, path)),
@@ -189,6 +190,8 @@ def list_(json_path: str | None) -> int:
         styles.append(
             "strike dim"
             if r.superseded_by
+            else "dim"
+            if control
             else {"LANDED": "green", "REVERTED": "red", "INCONCLUSIVE": "yellow"}.get(r.verdict or "", "")
         )
     print_table(
@@ -197,6 +200,7 @@ def list_(json_path: str | None) -> int:
         styles=styles,
         drop=["interval", "wall ms"],
     )
+    say(counted(records))
     return Exit.DONE
 
 

@@ -71,7 +71,7 @@ def info(file: Path, json_path: str | None) -> int:
 
 
 def _show_info(found: dict[str, Any]) -> None:
-    from harness.report.table import print_table, say
+    from harness.report.table import paste, print_table, say
 
     say(f"{found['file']} · {found['source'] or 'launch table'}", "bold")
     rows = [
@@ -96,7 +96,8 @@ def _show_info(found: dict[str, Any]) -> None:
         say(f"ranges: {', '.join(ranges[:8])}{' …' if len(ranges) > 8 else ''}")
     for note in found["notes"]:
         say(f"note  {note}")
-    say(f"next  {found['next']}")
+    say("next")
+    paste(found["next"])
 
 
 @command.command(short_help="Which class each kernel name gets.")

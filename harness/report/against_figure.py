@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.titles import title
-from harness.report.style import BODY, GAIN, INK, LEVER, MARK, RULE, SMALL, Column, Page, elide, look
+from harness.report.style import BODY, GAIN, INK, LEVER, MARK, RULE, SMALL, Column, Page, elide, look, text_width
 
 ENGINES = (("#27459F", ""), (LEVER, "////"), ("#8C1446", "...."), (GAIN, "xxxx"), (MARK, "----"))
 """Colour and hatch of ours and of each reference; beyond four references they repeat."""
@@ -30,7 +30,7 @@ def against_figure(record: dict[str, Any], path: Path) -> None:
         columns = [Column("ours, ms", [_ms(g[1][0]) for g in groups])]
         for i, r in enumerate(references, 1):
             mark = "" if r["one_window"] else "~"
-            columns.append(Column(elide(f"{r['name']}, ms", 1.3, SMALL), [_ms(g[1][i]) for g in groups]))
+            columns.append(Column(f"{_headed(r['name'])}, ms", [_ms(g[1][i]) for g in groups]))
             columns.append(Column("ratio", ["–" if g[2][i] is None else f"{g[2][i]:.2f}×{mark}" for g in groups]))
         foot = ["Ratio: ours over theirs, per MAC where a role has MACs; below 1 ours takes less time."]
         if not all(r["one_window"] for r in references):
@@ -59,6 +59,14 @@ def against_figure(record: dict[str, Any], path: Path) -> None:
         axes.set_xlabel("ms of one prefill", labelpad=2)
         page.legend(1, _keys([name for name, _ in engines]), columns=len(engines), y=0.04)
         page.save(path)
+
+
+def _headed(name: str) -> str:
+    """An engine's name over its column: its first words, as many as fit; the key has it whole."""
+    words = name.split()
+    while len(words) > 1 and text_width(" ".join(words), SMALL) > 1.1:
+        words.pop()
+    return elide(" ".join(words), 1.1, SMALL)
 
 
 def _keys(names: list[str]) -> list[Any]:

@@ -247,16 +247,17 @@ def gap_lines(result: Decomposition, width: int | None = None) -> list[tuple[str
     """(name, line): the gap by cause where calls tell it, and the longest waits where the gap is worth a look (2 % of the
     wall). width: of a kernel's name, which a narrow terminal has no room for; None: whole."""
     lines = []
-    causes = [f"{cause} {clock(ms)}" for cause, ms in result.gap_causes_ms.items() if ms >= 5e-4]
+    causes = {cause: ms for cause, ms in result.gap_causes_ms.items() if ms >= 5e-4}
     if causes:
-        lines.append(("gap", ", ".join(causes)))
+        figures, unit = in_one_unit(list(causes.values()), WALL)
+        lines.append(("gap", ", ".join(f"{cause} {v} {unit}" for cause, v in zip(causes, figures, strict=True))))
     if result.regime == "recorded" and result.gap_ms >= 0.02 * result.traced_wall_ms:
         for idle in [i for i in result.idle[:3] if i.ms >= 0.02 * result.gap_ms]:
             cause = f", {idle.cause}" if idle.cause else ""
             lines.append(
                 (
                     "idle",
-                    f"{clock(idle.ms)} at {idle.start_ms:,.3f} ms, {short_name(idle.before, width)} → {short_name(idle.after, width)}{cause}",
+                    f"{clock(idle.ms)} at {clock(idle.start_ms)}, {short_name(idle.before, width)} → {short_name(idle.after, width)}{cause}",
                 )
             )
     return lines

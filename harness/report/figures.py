@@ -115,7 +115,7 @@ def _stacked(page: Page, result: Decomposition, shades: dict[str, str]) -> None:
     segments = [(cls, ms * scale, f"{ms / busy:.1%}", shades[cls]) for cls, ms in result.by_class().items()]
     room = WIDTH - 2 * MARGIN
     small = [s for s in segments if s[1] / wall * room < 0.045]
-    if len(small) > 1:
+    if 1 < len(small) < len(segments):
         segments = [s for s in segments if s not in small]
         segments.append(
             (
@@ -142,10 +142,10 @@ def _stacked(page: Page, result: Decomposition, shades: dict[str, str]) -> None:
         left += ms
     _leaders(axes, beside, wall, room)
     axes.set(xlim=(0, max(wall, left)), ylim=(-0.5, 0.5), yticks=[])
-    seconds = _in_seconds(result)
-    if seconds:
-        axes.xaxis.set_major_formatter(lambda ms, _: f"{ms / 1e3:g}")
-    axes.set_xlabel(f"traced wall, {'s' if seconds else 'ms'}", labelpad=2)
+    unit, size = _unit(result)
+    if size != 1:
+        axes.xaxis.set_major_formatter(lambda ms, _: f"{ms / size:g}")
+    axes.set_xlabel(f"traced wall, {unit}", labelpad=2)
     bare(axes)
 
 
@@ -164,9 +164,9 @@ def _leaders(axes: Axes, labels: list[tuple[float, str, float]], wall: float, ro
 def _by_roofline(page: Page, rows: list[ClassRow], result: Decomposition, shades: dict[str, str]) -> None:
     """One bar per class on an axis of its own: solid is the floor at measured ceilings, pale the time above it."""
     some_sol = any(r.sol is not None for r in rows)
-    unit = 1e3 if _in_seconds(result) else 1.0
+    named, unit = _unit(result)
     columns = [
-        Column("s" if _in_seconds(result) else "ms", [_figure(r.sum_ms, result) for r in rows]),
+        Column(named, [_figure(r.sum_ms, result) for r in rows]),
         Column("share of busy", [f"{r.share:.1%}" for r in rows]),
     ]
     if some_sol:
@@ -184,11 +184,20 @@ def _by_roofline(page: Page, rows: list[ClassRow], result: Decomposition, shades
         axes.barh(y, row.sum_ms / unit, height=0.66, facecolor=(shade, 0.25), edgecolor=shade, linewidth=0.7)
         axes.barh(y, floor / unit, height=0.66, color=shade, linewidth=0)
     axes.set_xlim(0, 1.02 * max(max(r.sum_ms for r in rows), 1e-9) / unit)
-    axes.set_xlabel(f"time of the class, {'s' if _in_seconds(result) else 'ms'}", labelpad=2)
+    axes.set_xlabel(f"time of the class, {named}", labelpad=2)
 
 
 def _in_seconds(result: Decomposition) -> bool:
     return result.traced_wall_ms >= 10_000
+
+
+def _in_micros(result: Decomposition) -> bool:
+    return result.traced_wall_ms < 0.1
+
+
+def _unit(result: Decomposition) -> tuple[str, float]:
+    """The unit of the wall, and its milliseconds."""
+    return ("s", 1e3) if _in_seconds(result) else ("µs", 1e-3) if _in_micros(result) else ("ms", 1.0)
 
 
 def _figure(ms: float, result: Decomposition) -> str:
@@ -196,11 +205,19 @@ def _figure(ms: float, result: Decomposition) -> str:
     wall = result.traced_wall_ms
     if _in_seconds(result):
         return f"{ms / 1e3:.2f}"
-    return f"{ms:,.1f}" if wall >= 1000 else f"{ms:.2f}" if wall >= 10 else f"{ms:.3f}"
+    return (
+        f"{ms * 1e3:,.3f}"
+        if _in_micros(result)
+        else f"{ms:,.1f}"
+        if wall >= 1000
+        else f"{ms:.2f}"
+        if wall >= 10
+        else f"{ms:.3f}"
+    )
 
 
 def _time(ms: float, result: Decomposition) -> str:
-    return f"{_figure(ms, result)} {'s' if _in_seconds(result) else 'ms'}"
+    return f"{_figure(ms, result)} {_unit(result)[0]}"
 
 
 def _label(row: ClassRow) -> str:

@@ -107,7 +107,9 @@ def _scales(axes: Axes, points: Sequence[_Point]) -> None:
     ratios = [p.ratio for p in points] or [1.0]
     width, height = (float(v) / DPI for v in axes.bbox.size)
     x_low, x_high = _room(min(shares), max(shares), width, 3.0)
-    y_low, y_high = _room(min(*ratios, 0.95), max(*ratios, 2.2), height, 1.0)
+    y_low, y_high = _room(min(*ratios, 1.0), max(*ratios, 2.2), height, 0.5)
+    if min(ratios) >= 1:  # nothing is below parity: a little room for the lowest bubbles, no empty half
+        y_low = max(y_low, 0.85)
     axes.set(xscale="log", yscale="log", xlim=(x_low, x_high), ylim=(y_low, y_high))
     axes.xaxis.set_major_locator(FixedLocator([t for t in _steps(0.001, 1) if x_low <= t <= min(x_high, 1)]))
     axes.yaxis.set_major_locator(

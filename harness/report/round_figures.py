@@ -77,6 +77,7 @@ def plot_pairs(path: Path, *, decide: Pairs, confirm: Pairs, band: Sequence[tupl
         if confirmed is not None and confirm:
             axes.hlines(confirmed, confirm[0][0] - 0.4, confirm[-1][0] + 0.4, color=LEVER, lw=1.6)
             axes.axvline(confirm[0][0] - 0.5, color=RULE, lw=0.8)
+            handles.append(Line2D([], [], color=RULE, lw=0.8, label="confirmation begins"))
         _beside(axes, levels, 3.04)
         percents(axes.yaxis)
         whole_numbers(axes.xaxis)

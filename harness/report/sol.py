@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def percent(value: float | None) -> str:
     """A fraction as a percentage, "–" where unknown."""
-    return "–" if value is None else f"{100 * value:.1f} %"
+    return "–" if value is None else f"{value:.1%}"
 
 
 def quantity(value: float | None) -> str:
@@ -55,6 +55,9 @@ def print_rows(rows: Sequence[SolRow]) -> None:
         for finding in row.findings:
             say(f"{_label(row)}: {finding}.")
 
+
+HELD = "occupancy held to"
+"""How a finding begins that is a limit of the launch, no disagreement."""
 
 _PER_GMAC = ("warp_instructions", "dram_bytes", "l2_bytes", "shared_wavefronts")
 
@@ -130,8 +133,18 @@ def to_markdown(rows: Sequence[SolRow], about: dict[str, Any]) -> str:
             f"| {', '.join(c.limited_by) or '–'} | {_stalls(c)} | {work} |"
         )
     lines += ["", "## Where counters and ledger disagree", ""]
-    said = [f"- **{_label(r)}**: {finding}." for r in rows for finding in r.findings]
+    held = [(r, f) for r in rows for f in r.findings if f.startswith(HELD)]
+    said = [f"- **{_label(r)}**: {finding}." for r in rows for finding in r.findings if not finding.startswith(HELD)]
     lines += said or ["Nowhere beyond the tolerances."]
+    if held:
+        lines += [
+            "",
+            "## What holds occupancy",
+            "",
+            "The most that a launch's resources allow; `occupancy` above is what was achieved.",
+            "",
+        ]
+        lines += [f"- **{_label(r)}**: {finding}." for r, finding in held]
     lines += ["", "## Provenance", ""]
     lines += [f"- {key}: {_plain(value)}" for key, value in about["provenance"].items()]
     return "\n".join(lines) + "\n"

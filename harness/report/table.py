@@ -1,6 +1,7 @@
 """Tables and lines for a person: colour on a terminal, plain text in a pipe, and no word broken at any width.
 
-A narrow terminal gets fewer columns (a line says which), then wrapped text, then shortened names, in that order. In a pipe
+A narrow terminal gets fewer columns (a line says which), then wrapped text, then its last column of text below each row,
+then shortened names, in that order. In a pipe
 the layout is that of COLUMNS, else 80, but names are whole: a line that holds a long one is longer than that.
 """
 
@@ -21,6 +22,8 @@ COMFORT, LONG_WORD = 16, 32
 """A column of text is not squeezed below this, nor below a word of so many signs, while a column can be left out instead."""
 SHORTEST_NAME = 20
 """What a name is cut to on a terminal, at the least."""
+INDENT = 4
+"""Blanks before a cell that stands below its row."""
 SEAMS = (re.compile(r".+(?:/|::)(?=[^/:])"), re.compile(r".+[_.,:=|+-](?=[^_.,:=|+-])"))
 """Where a word that is longer than its line is taken apart: behind a path's folders and a name's spaces, else behind one of these signs."""
 
@@ -46,7 +49,7 @@ class _Column:
         if not self.kind:
             self.least = self.comfort = max(head, *map(len, texts), 0)
         elif self.kind == "<":
-            self.least = max(head, *(len(word) for text in texts for word in text.split()), 0)
+            self.least = max(head, *map(_longest_word, texts), 0)
             self.comfort = max(min(self.least, LONG_WORD), min(self.natural, COMFORT))
         else:
             self.least = self.comfort = max(head, min(self.natural, SHORTEST_NAME))
@@ -124,32 +127,42 @@ def table_lines(
         if kind == "…" and not whole:
             cells = [Text(short(cell.plain), cell.style) for cell in cells]
         made.append(_Column(key, printable(key, console.encoding), kind, cells, whole, cut or shortened))
-    shown = _fit(made, console.width, drop, between)
-    total = sum(c.width for c in shown) + between * (len(shown) - 1)
+    shown, below = _fit(made, console.width, drop, between)
+    total = console.width if below else sum(c.width for c in shown) + between * (len(shown) - 1)
     rule = Text(printable("─", console.encoding) * min(total, console.width))
     lines: list[Text] = []
     if any(c.name for c in shown):
-        heads = [[c.set(line, "bold") for line in wrap(c.name, c.width)] for c in shown]
+        headed = [*shown, *([below] if below and below.width else [])]
+        heads = [[c.set(line, "bold") for line in wrap(c.name, c.width)] for c in headed]
         deepest = max(map(len, heads))
         lines += _side_by_side(
-            [[c.set("")] * (deepest - len(h)) + h for c, h in zip(shown, heads, strict=True)], shown, between
+            [[c.set("")] * (deepest - len(h)) + h for c, h in zip(headed, heads, strict=True)], headed, between
         )
         lines.append(rule)
     for index in range(len(rows)):
         if index in rule_before:
             lines.append(rule)
-        row = _side_by_side([c.lines(c.cells[index]) for c in shown], shown, between)
+        if below and 0 < _longest_word(below.cells[index].plain) <= below.width:
+            columns_here = [*shown, below]
+            row = _side_by_side([c.lines(c.cells[index]) for c in columns_here], columns_here, between)
+        else:
+            row = _side_by_side([c.lines(c.cells[index]) for c in shown], shown, between)
+            if below:
+                words = wrap(below.cells[index].plain, console.width - INDENT, whole=whole)
+                row += [Text(" " * INDENT + line, below.cells[index].style) for line in words]
         for line in row:
             line.style = styles[index] if index < len(styles) else ""
         lines += row
-    if gone := [c.name for c in made if c not in shown and c.name]:
+    if gone := [c.name for c in made if c not in shown and c is not below and c.name]:
         text = f"not shown at {console.width} columns: {', '.join(gone)} (--json has all)"
         lines += [Text(line, "dim") for line in wrap(text, console.width)]
     return lines
 
 
-def _fit(columns: Sequence[_Column], width: int, drop: Sequence[str | tuple[str, ...]], between: int) -> list[_Column]:
-    """The columns that are shown at `width`, each with its width."""
+def _fit(
+    columns: Sequence[_Column], width: int, drop: Sequence[str | tuple[str, ...]], between: int
+) -> tuple[list[_Column], _Column | None]:
+    """The columns side by side at `width`, each with its width; and the last one where not all of its words have room beside them: such a cell stands below its row."""
     shown = list(columns)
 
     def over(attribute: str) -> int:
@@ -159,6 +172,7 @@ def _fit(columns: Sequence[_Column], width: int, drop: Sequence[str | tuple[str,
         if over("comfort") <= 0:
             break
         shown = [c for c in shown if c.key not in ((keys,) if isinstance(keys, str) else keys)]
+    below = shown.pop() if over("least") > 0 and len(shown) > 1 and shown[-1].kind == "<" else None
     whole_names = [c for c in shown if c.kind == "…" and c.whole]
     for column in shown:
         column.width = column.comfort if column in whole_names else column.natural
@@ -167,7 +181,10 @@ def _fit(columns: Sequence[_Column], width: int, drop: Sequence[str | tuple[str,
     _narrow([c for c in shown if c.kind and not c.whole], over, dict.fromkeys(map(id, shown), 6))
     for column in whole_names:  # they run over the width, and the others are not squeezed for it
         column.width = column.natural
-    return shown
+    if below:
+        room = width - sum(c.width + between for c in shown)
+        below.width = room if room >= COMFORT else 0
+    return shown, below
 
 
 def _narrow(columns: Sequence[_Column], over: Callable[[str], int], floor: dict[int, int]) -> None:
@@ -187,6 +204,10 @@ def _side_by_side(cells: Sequence[Sequence[Text]], columns: Sequence[_Column], b
         line.rstrip()
         lines.append(line)
     return lines
+
+
+def _longest_word(text: str) -> int:
+    return max(map(len, text.split()), default=0)
 
 
 def _longest_line(text: str) -> int:
@@ -225,6 +246,12 @@ def say(text: str = "", style: str = "", *, console: Console | None = None) -> N
     console = console or Console(highlight=False)
     lines = wrap(printable(text, console.encoding), console.width, whole=not console.is_terminal)
     print_lines(*(Text(line, style) for line in lines), console=console)
+
+
+def paste(command: str, *, console: Console | None = None) -> None:
+    """A command on a line of its own, which is never wrapped: what is copied from it runs."""
+    console = console or Console(highlight=False)
+    print_lines(Text(command, "cyan"), console=console)
 
 
 def print_lines(*lines: Text, console: Console) -> None:

@@ -59,10 +59,15 @@ def gain_of(record: RoundRecord) -> float | None:
     return record.confirmed if record.confirmed is not None else record.estimate
 
 
+def spelt(outcome: str) -> str:
+    """An outcome as a person reads it: its wall may have gained, below the bar."""
+    return outcome.replace("mechanism-positive/wall-negative", "mechanism positive, wall below the bar")
+
+
 def headline(record: RoundRecord) -> str:
     """One sentence: the verdict, its figure and its price in memory."""
     verdict = record.verdict or "OPEN"
-    outcome = f" ({record.outcome})" if record.outcome and record.outcome.lower() != verdict.lower() else ""
+    outcome = f" ({spelt(record.outcome)})" if record.outcome and record.outcome.lower() != verdict.lower() else ""
     text = f"{verdict}{outcome}"
     if record.analysis is not None:
         a = record.analysis

@@ -90,7 +90,8 @@ def test_the_command_exits_1_where_a_library_is_missing() -> None:
     lines = {tuple(line.split()[:3]) for line in done.stdout.splitlines()}
     assert {library for _, library, _ in lines} >= set(DRIVER)
     assert done.returncode == any(state == "missing" for state, *_ in lines), done.stderr
-    pytest.importorskip("cuda.core")
+    if not any(row[0] == "loaded" and row[2] == "cuda.core" for row in lines if len(row) == 3):
+        pytest.skip("the extra `compile` is not installed: nothing compiles kernels here")
     assert ("loaded", "libnvrtc.so.13", "cuda.core") in lines
 
 

@@ -157,7 +157,7 @@ def test_what_a_person_wrote_survives_and_reaches_the_record(three_rounds: Path)
 
 def test_the_index_counts_links_and_tells_what_is_worth_another_look(three_rounds: Path) -> None:
     text = Path("reports/INDEX.md").read_text()
-    assert "3 rounds: " in text and "(campaign.png)" in text
+    assert "3 rounds: 2 levers: 1 LANDED, 1 REVERTED; 1 without a lever." in text and "(campaign.png)" in text
     assert [m for m in re.findall(r"\[(\d{4})\]\(rounds/", text)][:3] == ["0001", "0002", "0003"]
     look = text.split("## Worth another look")[1]
     assert "`attention.share > 0.10`" in look and "gate_up.share" not in look

@@ -106,16 +106,16 @@ def test_the_page_opens_with_what_its_rows_say() -> None:
     )  # fmt: skip
     said = conclusion([row(), far])
     assert said.startswith(
-        "gate_up q4_K stands at 95.0 % of its compute roof and the counters agree: ncu counts 90.0 % of the SM peak."
+        "gate_up q4_K stands at 95.0% of its compute roof and the counters agree: ncu counts 90.0% of the SM peak."
     )
     assert (
-        "Of 2 kernels 1 agree within 10 points; the largest disagreement is norm, 90.0 % computed and 50.0 % counted."
+        "Of 2 kernels 1 agree within 10 points; the largest disagreement is norm, 90.0% computed and 50.0% counted."
         in said
     )
     assert said.endswith("In bytes it is norm: DRAM moved 0.0 MB where the ledger counts 0.0 (+300%).")
     assert "the counters differ by 40 points" in conclusion([far])
     bare = row(counted=counters(sm_sol=None))
-    assert conclusion([bare]) == "gate_up q4_K stands at 95.0 % of its compute roof.", (
+    assert conclusion([bare]) == "gate_up q4_K stands at 95.0% of its compute roof.", (
         "nothing counted, nothing compared"
     )
 
