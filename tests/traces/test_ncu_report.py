@@ -69,5 +69,5 @@ def test_a_report_can_be_kept_as_markdown(tmp_path: Path) -> None:
 
     done = CliRunner().invoke(command, ["--ncu-rep", str(REPORT), "--markdown", str(tmp_path / "sol.md")])
     assert done.exception is None
-    assert "| 183.0 | 70.0 % | 90.5 % |" in (tmp_path / "sol.md").read_text()
+    assert "| 183.0 | 70.0% | 90.5% |" in (tmp_path / "sol.md").read_text()
     assert "209.2 KB of shared memory" in " ".join(done.output.split())

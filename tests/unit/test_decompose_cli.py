@@ -266,4 +266,4 @@ def test_doctor_says_what_is_missing_and_what_installs_it(harness: Run) -> None:
     assert status == 0
     findings = {f["name"]: f for f in json.loads(out)["findings"]}
     assert {"CPU", "BLAS", "driver", "CuPy", "CUPTI", "nsys", "ncu", "compute-sanitizer", "cache"} <= findings.keys()
-    assert all(f["fix"] for f in findings.values() if f["state"] == "missing")
+    assert all(f["command"] for f in findings.values() if f["state"] == "missing")

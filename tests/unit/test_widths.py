@@ -179,13 +179,18 @@ def words(text: str) -> set[str]:
     }
 
 
+COMMAND = re.compile(r"(\S*/)?(python[\d.]*|pip|apt-get|harness) ")
+"""A line to be pasted, which is never broken."""
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_no_word_is_broken_and_nothing_is_wider_than_a_terminal(printed: Callable[..., str], name: str) -> None:
     known = words(printed(name, 2000, terminal=True)) | words(printed(name, 2000, terminal=False))
     assert len(known) > 3
     for width in WIDTHS:
         text = printed(name, width, terminal=True)
-        assert max(map(len, text.splitlines())) <= width, (width, text)
+        wide = [line for line in text.splitlines() if len(line) > width and not COMMAND.match(line)]
+        assert not wide, (width, text)
         assert {w for w in words(text) if not w.endswith("…")} <= known, width
         assert words(printed(name, width, terminal=False)) <= known, width
 
