@@ -545,7 +545,7 @@ def _attribute(recorded: Recorded, geometry: Geometry, tokens: int | None, tail:
     recorded.launches, recorded.roles = told.launches, told.roles
     about["tokens"] = told.tokens * told.prefills
     about["prefills"] = told.prefills
-    gmac = told.plan.macs / 1e9
+    gmac = float(told.launches["macs"].fillna(0).sum()) / told.prefills / 1e9
     about.setdefault("more_checks", []).append(
         Check(name="plan", ok=True, detail=f"{gmac * told.prefills:,.3f} GMAC booked once: {told.fits}")
     )

@@ -12,6 +12,7 @@ Elementwise launches go where our plan puts that work: bias adds before RoPE wit
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from harness.attribution.classify import Match
-from harness.attribution.occurrences import PRODUCTS, main_attentions
+from harness.attribution.occurrences import PRODUCTS, Forwards, find_forwards, main_attentions
 from harness.attribution.shapes import Rows, sized
 from harness.errors import HarnessError
 from harness.launches import nullable
@@ -110,6 +111,7 @@ def attribute(
             "ledger does not tell",
             hint="record one device that runs the whole model",
         )
+    check_layers(launches, geometry)
     forwards, stray = _forwards_without_strays(launches, told, geometry)
     types_told = _check_types(forwards, launches, geometry)
     prefills = _prefills(forwards, tokens)
@@ -126,10 +128,14 @@ def attribute(
             past += rows
     family, roles = _book(launches, forwards, geometry, stray)
     macs = int(family["macs"].fillna(0).sum())
-    if macs != one.macs * len(prefills):
+    # An engine that makes embeddings runs no head at all.
+    headless = not any(f.has_head for f in forwards)
+    ledger = (one.macs - (_ops(one)[-1, "output"].macs if headless else 0)) * len(prefills)
+    if macs != ledger:
         raise RolesUnknown(
-            f"the launches' products come to {macs / 1e9:.3f} GMAC, the ledger's to {one.macs * len(prefills) / 1e9:.3f}: "
-            f"the tail may not be {tail}"
+            f"the launches' products come to {macs / 1e9:.3f} GMAC, the ledger's to {ledger / 1e9:.3f}: "
+            f"the tail may not be {tail}, or the trace holds a part of a prefill",
+            contradicted=True,
         )
     first_rows = [_first_row(prefill[0], family) for prefill in prefills]
     products = sum(len(f.products) for f in forwards)
@@ -154,6 +160,58 @@ def _first_row(forward: Forward, family: pd.DataFrame) -> int:
 
 
 # Cutting the trace into forwards
+
+
+def check_layers(launches: pd.DataFrame, geometry: Geometry) -> None:
+    """Holds the model's layers to what runs between the attentions, whatever their number is a multiple of.
+
+    Where a forward ends, something runs that does not run between two of its layers: a final norm, a head, an embedding, a
+    copy of tokens or logits; a chunk whose rows nobody reads leaves out its last FFN. So a place that the model calls the
+    end of a forward must differ from every place that it calls inner, and none of those may hold an embedding or a head.
+    Raises RolesUnknown (contradicted).
+    """
+    found, layers = find_forwards(launches), geometry.layers
+    if found is None:
+        return
+    name, count = geometry.name or "the model", len(found.attentions)
+    if count % layers:
+        raise RolesUnknown(
+            f"{count} attention launches are no multiple of the {layers} layers of {name}{_shown(found, layers)}",
+            contradicted=True,
+        )
+    ends = [p for i, p in enumerate(found.between, 1) if i % layers == 0]
+    inner = [p for i, p in enumerate(found.between, 1) if i % layers]
+    layer = {p.sequence for p in inner}
+    like = sum(p.sequence in layer or (not inner and p.plain) for p in ends)
+    bare = sum(p.embeddings == 0 for p in ends) if found.ahead.embeddings else 0
+    if like or bare:
+        why = "run what runs between two layers" if like else "look up no embedding, as the first one does"
+        raise RolesUnknown(
+            f"{like or bare} of the {len(ends)} places where a forward of {layers} layers would end {why}{_shown(found, layers)}",
+            contradicted=True,
+        )
+    usual = Counter(inner).most_common(1)[0][0] if inner else None
+    if usual and any(
+        p.embeddings > usual.embeddings or (p.products > usual.products and p.norms > usual.norms) for p in inner
+    ):
+        raise RolesUnknown(
+            f"a head or an embedding runs inside what would be the {layers} layers of {name}{_shown(found, layers)}",
+            contradicted=True,
+        )
+
+
+def _shown(found: Forwards, layers: int) -> str:
+    """The layers that the launches themselves show, as a clause; "" where they are the model's."""
+    shown = sorted(set(found.whole) or set(found.lengths))
+    if shown == [layers]:
+        return f": the trace {found.cut} inside a forward" if found.cut else ""
+    return f": the trace shows forwards of {_listed(shown)} layers" if len(shown) < 4 else ""
+
+
+def _listed(numbers: list[int]) -> str:
+    return " and ".join(
+        [", ".join(map(str, numbers[:-1])), str(numbers[-1])] if len(numbers) > 1 else [str(numbers[0])]
+    )
 
 
 def _forwards_without_strays(
@@ -189,11 +247,6 @@ def _forwards(launches: pd.DataFrame, products: np.ndarray, told: Rows, geometry
     layers = geometry.layers
     if len(attentions) == 0:
         raise RolesUnknown("no launch is known for an attention")
-    if len(attentions) % layers:
-        raise RolesUnknown(
-            f"{len(attentions)} attention launches are no multiple of the {layers} layers of {geometry.name or 'the model'}",
-            contradicted=True,
-        )
     between = [part.tolist() for part in np.split(products, np.searchsorted(products, attentions))]
     head_len = len(between[0])
     if head_len not in _QKV:
