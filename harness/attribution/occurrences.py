@@ -285,9 +285,11 @@ def find_forwards(launches: pd.DataFrame) -> Forwards | None:
 
     def between(a: int, b: int) -> Between:
         part = codes[a:b]
-        counts = [int((part == of_word.get(w, -2)).sum()) for w in ("product", "norm", "embedding")]
+        products, norms, embeddings = (
+            int((part == of_word.get(w, -2)).sum()) for w in ("product", "norm", "embedding")
+        )
         others = sum(int((part == of_word.get(w, -2)).sum()) for w in ("sampling", "HtoD", "DtoH"))
-        return Between(part.astype(np.int16).tobytes(), *counts, others)
+        return Between(part.astype(np.int16).tobytes(), products, norms, embeddings, others)
 
     seen: dict[bytes, Between] = {}
     parts = []
