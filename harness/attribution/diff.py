@@ -4,7 +4,8 @@ Times are subtracted as they are where both sides did the same work. That they d
 
     tokens     both sides say how many tokens they computed; with different counts times are scaled by them
     launches   what did not change tells: kernels whose grids grow with the rows launch as many threads in all on both
-               sides (however the prefill was cut into micro-batches, and whatever became of the products in between);
+               sides (however the prefill was cut into micro-batches, and whatever became of the products in between), and
+               what launches a block a row, or most families that grow, did not move together (`_rows_ratio`);
                or the same launches, each as long as before, come f times as often: then each kernel is compared per launch,
                delta(kernel) = (µs per launch after − µs per launch before) × launches before
     declared   the caller says so
@@ -34,9 +35,11 @@ from typing import Any, Literal
 import pandas as pd
 
 from harness.attribution import classify
+from harness.attribution.classify import Match
 from harness.attribution.decomposition import ClassRow, Decomposition, Pass
-from harness.attribution.occurrences import find_repeats, main_attentions
-from harness.attribution.shapes import volume
+from harness.attribution.occurrences import find_forwards, find_repeats, main_attentions
+from harness.attribution.roles import check_tokens
+from harness.attribution.shapes import BLOCK_A_ROW, volume
 from harness.errors import HarnessError
 
 MOVED = 0.02
@@ -143,6 +146,7 @@ class Side:
     prefills: int | None = None  # that the window holds
     count_prefills: Callable[[], int | None] | None = None  # of a trace, where they are not known yet
     unsound: list[str] = field(default_factory=list)  # failed checks, and sums that no longer hold
+    cut: str = ""  # "starts", "ends" or both, where a trace does so inside a forward
 
     @property
     def busy_ms(self) -> float:
@@ -392,6 +396,7 @@ def side_of_launches(
     """A side from a classified launch table, every device in it pooled (and kept apart in the detail).
 
     tokens: of one prefill; prefills: how many the window holds, where somebody chose it. unsound: the recording's failed checks.
+    Raises HarnessError where the rows in grids contradict `tokens`.
     """
     frame = pd.DataFrame(
         {
@@ -428,11 +433,22 @@ def side_of_launches(
             return len(found.prefills)
         return None if found.everything or not len(main_attentions(launches)) else 1
 
-    if tokens is not None and prefills is None:
-        prefills = count_prefills()
+    forwards = find_forwards(launches) if len(devices) == 1 else None
+    if tokens is not None:
+        if forwards is not None:
+            matches = {(str(n), "kernel"): Match(str(c), "-", None) for c, n in shapes}
+            repeats = find_repeats(launches).prefills if prefills is None else []
+            checked = check_tokens(launches, matches, tokens, repeats)
+            if not checked.ok:
+                raise HarnessError(
+                    f"{label} is not of {tokens} tokens: {checked.detail}; correct --tokens or leave it out."
+                )
+        if prefills is None:
+            prefills = count_prefills()
     return Side(
         label, parts, tokens=tokens and tokens * (prefills or 1), source=source, device=f"devices {', '.join(map(str, devices))}",
         shapes=shapes, prefills=prefills, count_prefills=count_prefills, unsound=list(unsound),
+        cut=forwards.cut if forwards else "",
     )  # fmt: skip
 
 
@@ -460,7 +476,13 @@ def diff(before: Side, after: Side, *, across_windows: bool = False, equal_work:
         )
     work = Work("declared", detail="equal work was declared") if equal_work else find_work(before, after)
     factor = work.factor
+    cut = [
+        f"{side.label} {side.cut} inside a forward, so a part of a prefill is in what is compared"
+        for side in (before, after)
+        if side.cut
+    ]
     notes = [f"{side.label} is unsound: {why}" for side in (before, after) for why in side.unsound[:2]]
+    notes += cut
     before, after = _by_role(before, after, notes)
     named = before.named and after.named
     if not work.per_launch:
@@ -511,6 +533,12 @@ def find_work(before: Side, after: Side) -> Work:
         if (before.prefills or 1) != (after.prefills or 1):
             raise _several(before, after)
         same = before.tokens == after.tokens
+        ratio = _rows_ratio(before, after)
+        if ratio and abs(after.tokens / before.tokens / ratio - 1) > EDGE:
+            raise HarnessError(
+                f"the grids of {after.label} hold {ratio:.3g} × the rows of {before.label}'s, not {before.tokens} and {after.tokens} tokens; "
+                "correct --tokens or leave it out."
+            )
         return Work(
             "tokens", after.tokens / before.tokens,
             detail=f"{before.tokens} tokens on both sides" if same else f"{before.tokens} and {after.tokens} tokens",
@@ -524,7 +552,9 @@ def find_work(before: Side, after: Side) -> Work:
                 side.prefills = side.count_prefills()
         if before.prefills and after.prefills and before.prefills != after.prefills:
             raise _several(before, after)
-        return Work("totals", detail="no launches tell that both sides computed the same")
+        ratio = _rows_ratio(before, after)
+        rows = f": the second has {ratio:.3g} × the rows" if ratio and abs(ratio - 1) > EDGE else ""
+        return Work("totals", detail=f"no launches tell that both sides computed the same{rows}")
     stay, times = _class_counts(before, after)
     if bool(before.shapes) != bool(after.shapes) and stay < 0.5:
         one, other = (before, after) if after.shapes else (after, before)
@@ -547,12 +577,11 @@ def _several(before: Side, after: Side, times: float | None = None) -> HarnessEr
 
 
 def _equal_by_shapes(before: Side, after: Side) -> Work | None:
-    """Equal work where most of what grows with the rows has as many threads in all; without any such kernel, where most of
-    what both sides launch stays."""
-    shared = [k for k in before.shapes if k in after.shapes and k[0] not in ("copy", "memset", "communication")]
-    growing = [k for k in shared if k[0] in GROWS]
-    told = growing or shared
-    if not told:
+    """Equal work where most of what grows with the rows has as many threads in all. Products and attentions that stay are no
+    evidence: a persistent one has as many blocks for any number of rows."""
+    growing = [k for k in before.shapes if k in after.shapes and k[0] in GROWS]
+    ratio = _rows_ratio(before, after)
+    if ratio is not None and abs(ratio - 1) > STAYS:
         return None
 
     def stays(key: tuple[str, str]) -> bool:
@@ -561,14 +590,48 @@ def _equal_by_shapes(before: Side, after: Side) -> Work | None:
             return abs(a.threads - b.threads) <= STAYS * max(a.threads, b.threads)
         return a.launches == b.launches
 
-    staying = [k for k in told if stays(k)]
+    staying = [k for k in growing if stays(k)]
     for side in (before, after):
         ms = sum(side.shapes[k].ms for k in staying)
-        if ms < 0.5 * sum(side.shapes[k].ms for k in told) or (not growing and ms < SOME * side.busy_ms):
+        if not staying or ms < 0.5 * sum(side.shapes[k].ms for k in growing):
             return None
-    launches = sum(before.shapes[k].launches for k in staying)
-    what = "classes that grow with the rows" if growing else "what both sides launch"
-    return Work("launches", detail=f"equal work: {launches} launches of {what} stay ({_kinds(staying)})")
+    counts = [sum(side.shapes[k].launches for k in staying) for side in (before, after)]
+    many = f"{counts[0]} launches" if counts[0] == counts[1] else f"{counts[0]} and {counts[1]} launches"
+    told = all(side.shapes[k].threads for side in (before, after) for k in staying)
+    what = f"as many threads in {many}" if told else many
+    return Work("launches", detail=f"equal work: {what} of classes that grow with the rows ({_kinds(staying)})")
+
+
+def _rows_ratio(before: Side, after: Side) -> float | None:
+    """Rows of the second side / rows of the first, over all their forwards; None where grids do not tell.
+
+    By what launches a block a row; else by the families that grow with the rows, where at least two moved by one ratio and
+    those are more than the ones that stayed (which may be persistent).
+    """
+    b, a = before.shapes, after.shapes
+
+    def ratio_of(keys: list[tuple[str, str]]) -> float | None:
+        """Of the threads in all; None where as large grids ran another number of times: more forwards, or a persistent kernel."""
+        threads, counts = (
+            [sum(getattr(side[k], what) for k in keys) for side in (b, a)] for what in ("threads", "launches")
+        )
+        if not all(threads):
+            return None
+        ratio = threads[1] / threads[0]
+        same_grids = abs(ratio * counts[0] / counts[1] - 1) <= STAYS
+        return None if same_grids and counts[0] != counts[1] else ratio
+
+    shared = [k for k in b if k in a and k[0] in GROWS]
+    a_row = ratio_of([k for k in shared if BLOCK_A_ROW.get(classify.split_name(k[1])[0]) == k[0]])
+    if a_row is not None:
+        return a_row
+    ratios = [ratio_of([k for k in shared if k[0] == cls]) for cls in GROWS if any(k[0] == cls for k in shared)]
+    moved = [r for r in ratios if r is not None and abs(r - 1) > STAYS]
+    for ratio in moved:
+        together = [r for r in moved if abs(r / ratio - 1) <= SAME]
+        if len(together) > 1 and len(together) > len(ratios) - len(moved):
+            return median(together)
+    return None
 
 
 def _kinds(keys: list[tuple[str, str]]) -> str:
@@ -593,6 +656,9 @@ def _repeated(before: Side, after: Side) -> Work | None:
     if not shared or any(sum(side[k].ms for k in shared) < MOST * sum(x.ms for x in side.values()) for side in (b, a)):
         return None
     factor = _work_factor({k: b[k] for k in shared}, a)
+    ratio = _rows_ratio(before, after)
+    if ratio is not None and abs(ratio / factor - 1) > EDGE:
+        return None
     devices = len({k[3] for k in before.parts})
     agree = [
         k

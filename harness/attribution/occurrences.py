@@ -6,7 +6,8 @@ its last one. Names and grids are compared, never times.
 
 A window of one forward has no other repetition than its layers, and they must not pass for prefills: what repeats with
 one attention is a layer, and so is a group of layers with a head's product after the last repetition. Where a model says
-how many layers a forward has, its attentions count the forwards.
+how many layers a forward has, its attentions count the forwards; what runs between two of them must then be more than what
+runs between two layers (`find_forwards`): a final norm, a head, an embedding.
 """
 
 from __future__ import annotations
@@ -195,6 +196,142 @@ def _with_copies(launches: pd.DataFrame, bounds: list[int], last: int) -> list[n
     behind = len(before) - int(np.flatnonzero(before["kind"].isin(["kernel", "graph"]).to_numpy())[-1]) - 1
     edges = [lead if same else bounds[0], *cuts, min(tail, last + 1 + behind)]
     return [np.arange(a, b) for a, b in pairwise(edges)]
+
+
+# Forwards, as far as the launches alone tell
+
+
+PASSES = ("gemm_fixup", "attention", "quantize", "dequantize", "convert", "memset")
+"""Families that come and go with shapes and weight types, in one layer and not in the next: no sign of a forward's end."""
+CUT_LEAST = 3
+"""Attentions that must be there before a trace's edges are compared with its layers."""
+
+
+@dataclass(frozen=True)
+class Between:
+    """What runs between two attentions, counted by what tells a layer from a forward."""
+
+    sequence: bytes  # families (and the direction of copies from and to the host) in order, without `PASSES`
+    products: int
+    norms: int
+    embeddings: int
+    others: int  # sampling, and copies from and to the host
+
+    def ends_a_forward(self, layer: Between) -> bool:
+        """Whether this is more than (or, of a chunk whose rows nobody reads, less than) what runs between two layers."""
+        if self.sequence == layer.sequence:
+            return False
+        if self.embeddings > layer.embeddings or self.norms > layer.norms or self.products < layer.products:
+            return True
+        return self.products > layer.products and self.others > layer.others
+
+    @property
+    def plain(self) -> bool:
+        """Nothing of it runs once a forward: no embedding, sampling or copy, and no more products than a layer has."""
+        return not self.embeddings and not self.others and self.products <= MOST_PRODUCTS
+
+
+MOST_PRODUCTS = 7
+"""q, k, v, o, gate, up and down."""
+
+
+@dataclass(frozen=True)
+class Forwards:
+    """A launch table cut at its attentions. Positions are rows of the table."""
+
+    attentions: np.ndarray
+    between: list[Between]  # of every two neighbouring attentions
+    ahead: Between  # of the first attention
+    first: list[int]  # number of each forward's first attention
+    ends: list[bool] | None  # of each forward: the logits of a prefill follow; None where nothing tells
+    starts_inside: bool  # the table starts inside a forward
+    ends_inside: bool
+
+    @property
+    def lengths(self) -> list[int]:
+        """Attentions of each forward: the model's layers, but for one that is cut."""
+        return np.diff([*self.first, len(self.attentions)]).tolist()
+
+    @property
+    def whole(self) -> list[int]:
+        """`lengths` of the forwards that the table's ends do not cut."""
+        return self.lengths[int(self.starts_inside) : len(self.first) - int(self.ends_inside)]
+
+    @property
+    def cut(self) -> str:
+        """ "starts", "ends" or "starts and ends" where the table does so inside a forward, else ""."""
+        return " and ".join(w for w, inside in (("starts", self.starts_inside), ("ends", self.ends_inside)) if inside)
+
+
+def find_forwards(launches: pd.DataFrame) -> Forwards | None:
+    """The forwards of one device's classified table, ordered by start; None without an attention.
+
+    What runs between two layers is what runs most often between two attentions; where that holds an embedding, it is a
+    forward's end (a model of one layer).
+    """
+    attentions = main_attentions(launches)
+    if len(attentions) == 0:
+        return None
+    cls = launches["class"].to_numpy(object)
+    name = launches["name"].to_numpy(object)
+    kind = launches["kind"].to_numpy(object)
+    word = np.where(np.isin(cls, PRODUCTS), "product", cls)
+    copies = np.flatnonzero(kind == "memcpy")
+    word[copies] = [next((way for way in ("HtoD", "DtoH") if way in name[i]), "") for i in copies]
+    kept = np.flatnonzero(~np.isin(word, [*PASSES, ""]))
+    codes, words = pd.factorize(word[kept])
+    edges = np.searchsorted(kept, attentions)
+    of_word = {str(w): i for i, w in enumerate(words)}
+
+    def between(a: int, b: int) -> Between:
+        part = codes[a:b]
+        products, norms, embeddings = (
+            int((part == of_word.get(w, -2)).sum()) for w in ("product", "norm", "embedding")
+        )
+        others = sum(int((part == of_word.get(w, -2)).sum()) for w in ("sampling", "HtoD", "DtoH"))
+        return Between(part.astype(np.int16).tobytes(), products, norms, embeddings, others)
+
+    seen: dict[bytes, Between] = {}
+    parts = []
+    for a, b in pairwise(edges.tolist()):
+        key = codes[a:b].astype(np.int16).tobytes()
+        if key not in seen:
+            seen[key] = between(a, b)
+        parts.append(seen[key])
+    bounds = [0]
+    inner = set(range(len(parts)))
+    if parts:
+        common = pd.Series([p.sequence for p in parts]).value_counts()
+        layer = seen[common.index[0]]
+        one_layer = layer.embeddings > 0
+        bounds += [i + 1 for i, p in enumerate(parts) if one_layer or p.ends_a_forward(layer)]
+        inner -= {b - 1 for b in bounds}
+    names = pd.factorize(name)[0].astype(np.int64)
+    grids = pd.factorize(launches["grid"].to_numpy(object))[0].astype(np.int64)
+    exact = names * (grids.max() + 2) + grids
+    at = [0, *edges.tolist(), len(kept)]
+
+    def keys(j: int) -> np.ndarray:  # of part j: 0 ahead of the first attention, j behind the j-th
+        return exact[kept[at[j] : at[j + 1]]]
+
+    layers = (
+        {keys(i + 1).tobytes(): keys(i + 1) for i in sorted(inner)}.values() if len(attentions) >= CUT_LEAST else []
+    )
+    # The end of a layer alone ahead of the first attention, the start of one alone behind the last; where both together
+    # are one layer, the table may hold nothing but layers from the first to the last.
+    ahead, behind = keys(0), keys(len(attentions))
+    bare = any(np.array_equal(k, np.r_[behind, ahead]) for k in layers)
+    starts_inside = not bare and any(_ends_with(k, ahead) for k in layers)
+    ends_inside = not bare and any(_ends_with(k[::-1], behind[::-1]) for k in layers)
+    inside = {i for j in inner for i in names[kept[at[j + 1] : at[j + 2]]].tolist()}
+    last = set(names[kept[at[-2] :]].tolist()) - inside
+    ends = [bool(last & set(names[kept[at[j] : at[j + 1]]].tolist())) for j in bounds[1:]] + [True] if last else None
+    return Forwards(attentions, parts, between(0, int(edges[0])), bounds, ends, starts_inside, ends_inside)
+
+
+def _ends_with(layer: np.ndarray, part: np.ndarray) -> bool:
+    """Whether `part` is the end of `layer` and less than all of it."""
+    return len(part) < len(layer) and np.array_equal(part, layer[len(layer) - len(part) :])
 
 
 def _alike(launches: pd.DataFrame, a: int, b: int, count: int) -> bool:

@@ -112,6 +112,8 @@ def load_recorded(
     elif len(window.spans) > 1 and tokens:
         about["prefill_walls_ns"] = []
         notes.append(f"no tok/s: the window joins {len(window.spans)} ranges; choose one with --occurrence")
+    if trace.saved is None and not whole and told is None and tokens and not contradicted:
+        _check_tokens(recorded, tokens, [])
     seen = Seen(trace, device, window.spans, whole=whole and len(window.launches) == len(table))
     notes += notes_of(trace.found)
     if by is not None:
@@ -126,11 +128,41 @@ def load_recorded(
     return recorded
 
 
+def _check_tokens(recorded: Recorded, tokens: int, repeats: list[np.ndarray]) -> None:
+    """The `plan` check of tokens that no ledger was held to, in place; no tok/s where the window is no whole prefill."""
+    from harness.attribution.roles import NOT_CHECKED, check_tokens
+
+    about = recorded.about
+    told = check_tokens(recorded.launches, recorded.matches, tokens, repeats)
+    others = [c for c in about.get("more_checks", []) if c.name != "plan"]
+    plan = next((c.detail for c in about.get("more_checks", []) if c.name == "plan"), "")
+    detail = (
+        told.detail
+        if told.ok
+        else f"{told.detail}; correct --tokens, or choose one prefill with --occurrence or --range"
+    )
+    if plan and told.ok:
+        detail = plan if detail == NOT_CHECKED else f"{plan.replace('tokens and model', 'model', 1)}; {detail}"
+    about["more_checks"] = [*others, Check(name="plan", ok=told.ok, detail=detail)]
+    if told.no_speed or not told.ok:
+        about["prefill_walls_ns"] = []
+        recorded.notes.append(
+            f"no tok/s: {told.no_speed or told.detail}; choose one prefill with --range or --occurrence"
+        )
+
+
 def _as_saved(recorded: Recorded, saved: table_of.Saved, path: Path, *, whole: bool) -> None:
     """Gives a table that we saved the facts of its run, in place; the walls and the tokens only where the window is `whole`."""
     from harness.attribution.roofline import Ceilings
 
     about = recorded.about
+    if about["tokens"]:
+        detail = (
+            f"{saved.tokens} tokens, as the table was saved of"
+            if whole and saved.tokens
+            else "tokens as given, not checked"
+        )
+        about["more_checks"].append(Check(name="plan", ok=True, detail=detail))
     about |= {"model": saved.model, "regime": saved.regime, "levers": saved.levers}
     about["provenance"] = saved.provenance | {k: v for k, v in about["provenance"].items() if v}
     about["notes"] += saved.notes
@@ -197,14 +229,17 @@ def _prefills(recorded: Recorded, window: Window, told: Attributed | None, geome
         edges = [*told.first_rows, len(table)]
         found = [np.arange(a, b) for a, b in pairwise(edges)]
         found[0] = np.arange(_after_upload(table, edges[0], geometry), edges[1])
+    if told is None and tokens:
+        _check_tokens(recorded, tokens, found)
     start, end = table["start_ns"].to_numpy(), table["end_ns"].to_numpy()
     if found:
         about["prefills"] = len(found)
-        about["prefill_walls_ns"] = [int(end[rows].max() - start[rows].min()) for rows in found]
+        walls = [int(end[rows].max() - start[rows].min()) for rows in found]
+        about.setdefault("prefill_walls_ns", walls)  # [] where they are known to be of no whole prefill
         about["tokens"] = (told.tokens if told else tokens or 0) * len(found) or None
         if len(found) > 1:
             what = f"{len(found)} prefills" if told else f"{len(found)} × the same launches"
-            speed = "tok/s is the median one's; " if about["tokens"] else ""
+            speed = "tok/s is the median one's; " if about["tokens"] and about["prefill_walls_ns"] else ""
             notes.append(f"{what} in the window: {speed}--occurrence 1 to {len(found)} chooses one")
     elif tokens and repeats.everything and repeats.count > 1:
         about["prefill_walls_ns"] = []
@@ -449,8 +484,13 @@ def _occurrence(
     table: pd.DataFrame, rows: np.ndarray, k: int, path: Path, notes: list[str], layers: int | None
 ) -> Window:
     """The K-th whole prefill of a classified table. Raises HarnessError where there are not as many, or only one."""
-    from harness.attribution.occurrences import find_repeats
+    from harness.attribution.occurrences import find_forwards, find_repeats
 
+    if layers and (forwards := find_forwards(table)) and forwards.whole and layers not in forwards.whole:
+        raise HarnessError(
+            f"{path} holds forwards of {', '.join(map(str, sorted(set(forwards.whole))))} layers, and the model of --gguf has {layers}; "
+            "give the --gguf of this recording."
+        )
     repeats = find_repeats(table, layers)
     found = repeats.prefills
     if not found and not repeats.count:
@@ -559,7 +599,7 @@ def _attribute(recorded: Recorded, geometry: Geometry, tokens: int | None, tail:
     recorded.launches, recorded.roles = told.launches, told.roles
     about["tokens"] = told.tokens * told.prefills
     about["prefills"] = told.prefills
-    gmac = told.plan.macs / 1e9
+    gmac = float(told.launches["macs"].fillna(0).sum()) / told.prefills / 1e9
     about.setdefault("more_checks", []).append(
         Check(name="plan", ok=True, detail=f"{gmac * told.prefills:,.3f} GMAC booked once: {told.fits}")
     )

@@ -12,6 +12,7 @@ Elementwise launches go where our plan puts that work: bias adds before RoPE wit
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from harness.attribution.classify import Match
-from harness.attribution.occurrences import PRODUCTS, main_attentions
+from harness.attribution.occurrences import PRODUCTS, Forwards, find_forwards, main_attentions
 from harness.attribution.shapes import Rows, sized
 from harness.errors import HarnessError
 from harness.launches import nullable
@@ -110,9 +111,10 @@ def attribute(
             "ledger does not tell",
             hint="record one device that runs the whole model",
         )
+    check_layers(launches, geometry)
     forwards, stray = _forwards_without_strays(launches, told, geometry)
     types_told = _check_types(forwards, launches, geometry)
-    prefills = _prefills(forwards, tokens)
+    prefills = _prefills(forwards, launches, tokens)
     rows_fit = _check_rows(launches, forwards, geometry)
     tail_told = _check_tail(launches, prefills, geometry, tail)
     chunks = [f.rows or 0 for f in prefills[0]]
@@ -126,10 +128,14 @@ def attribute(
             past += rows
     family, roles = _book(launches, forwards, geometry, stray)
     macs = int(family["macs"].fillna(0).sum())
-    if macs != one.macs * len(prefills):
+    # An engine that makes embeddings runs no head at all.
+    headless = not any(f.has_head for f in forwards)
+    ledger = (one.macs - (_ops(one)[-1, "output"].macs if headless else 0)) * len(prefills)
+    if macs != ledger:
         raise RolesUnknown(
-            f"the launches' products come to {macs / 1e9:.3f} GMAC, the ledger's to {one.macs * len(prefills) / 1e9:.3f}: "
-            f"the tail may not be {tail}"
+            f"the launches' products come to {macs / 1e9:.3f} GMAC, the ledger's to {ledger / 1e9:.3f}: "
+            f"the tail may not be {tail}, or the trace holds a part of a prefill",
+            contradicted=True,
         )
     first_rows = [_first_row(prefill[0], family) for prefill in prefills]
     products = sum(len(f.products) for f in forwards)
@@ -154,6 +160,58 @@ def _first_row(forward: Forward, family: pd.DataFrame) -> int:
 
 
 # Cutting the trace into forwards
+
+
+def check_layers(launches: pd.DataFrame, geometry: Geometry) -> None:
+    """Holds the model's layers to what runs between the attentions, whatever their number is a multiple of.
+
+    Where a forward ends, something runs that does not run between two of its layers: a final norm, a head, an embedding, a
+    copy of tokens or logits; a chunk whose rows nobody reads leaves out its last FFN. So a place that the model calls the
+    end of a forward must differ from every place that it calls inner, and none of those may hold an embedding or a head.
+    Raises RolesUnknown (contradicted).
+    """
+    found, layers = find_forwards(launches), geometry.layers
+    if found is None:
+        return
+    name, count = geometry.name or "the model", len(found.attentions)
+    if count % layers:
+        raise RolesUnknown(
+            f"{count} attention launches are no multiple of the {layers} layers of {name}{_shown(found, layers)}",
+            contradicted=True,
+        )
+    ends = [p for i, p in enumerate(found.between, 1) if i % layers == 0]
+    inner = [p for i, p in enumerate(found.between, 1) if i % layers]
+    layer = {p.sequence for p in inner}
+    like = sum(p.sequence in layer or (not inner and p.plain) for p in ends)
+    bare = sum(p.embeddings == 0 for p in ends) if found.ahead.embeddings else 0
+    if like or bare:
+        why = "run only what runs between two layers" if like else "look up no embedding, as the first one does"
+        raise RolesUnknown(
+            f"{like or bare} of {len(ends)} ends of forwards of {layers} layers {why}{_shown(found, layers)}",
+            contradicted=True,
+        )
+    usual = Counter(inner).most_common(1)[0][0] if inner else None
+    if usual and any(
+        p.embeddings > usual.embeddings or (p.products > usual.products and p.norms > usual.norms) for p in inner
+    ):
+        raise RolesUnknown(
+            f"a head or an embedding runs inside what would be the {layers} layers of {name}{_shown(found, layers)}",
+            contradicted=True,
+        )
+
+
+def _shown(found: Forwards, layers: int) -> str:
+    """The layers that the launches themselves show, as a clause; "" where they are the model's."""
+    shown = sorted(set(found.whole) or set(found.lengths))
+    if shown == [layers]:
+        return f": the trace {found.cut} inside a forward" if found.cut else ""
+    return f": the trace shows forwards of {_listed(shown)} layers" if len(shown) < 4 else ""
+
+
+def _listed(numbers: list[int]) -> str:
+    return " and ".join(
+        [", ".join(map(str, numbers[:-1])), str(numbers[-1])] if len(numbers) > 1 else [str(numbers[0])]
+    )
 
 
 def _forwards_without_strays(
@@ -189,11 +247,6 @@ def _forwards(launches: pd.DataFrame, products: np.ndarray, told: Rows, geometry
     layers = geometry.layers
     if len(attentions) == 0:
         raise RolesUnknown("no launch is known for an attention")
-    if len(attentions) % layers:
-        raise RolesUnknown(
-            f"{len(attentions)} attention launches are no multiple of the {layers} layers of {geometry.name or 'the model'}",
-            contradicted=True,
-        )
     between = [part.tolist() for part in np.split(products, np.searchsorted(products, attentions))]
     head_len = len(between[0])
     if head_len not in _QKV:
@@ -420,32 +473,213 @@ def _check_tail(launches: pd.DataFrame, prefills: list[list[Forward]], geometry:
     return told
 
 
-def _prefills(forwards: list[Forward], tokens: int | None) -> list[list[Forward]]:
-    """Forwards grouped into prefills: a chunk without a head goes on in the next forward."""
+def _prefills(forwards: list[Forward], launches: pd.DataFrame, tokens: int | None) -> list[list[Forward]]:
+    """Forwards grouped into prefills: a chunk without a head goes on in the next forward, and where none has a head
+    (embeddings) the tokens that were given say where a prefill ends."""
     if any(f.rows is None for f in forwards):
         if tokens is None:
             raise HarnessError("the trace does not tell how many tokens its prefills have; give --tokens.")
         for f in forwards:
             f.rows = tokens
+    steps = sum(f.rows == 1 for f in forwards)
+    if 0 < steps < len(forwards):
+        raise RolesUnknown(f"{steps} of {len(forwards)} forwards are decode steps of one row", hint=_ONE_PREFILL)
+    heads = any(f.has_head for f in forwards)
     groups: list[list[Forward]] = []
     current: list[Forward] = []
     for forward in forwards:
         current.append(forward)
-        if forward.has_head or (tokens is not None and sum(f.rows or 0 for f in current) >= tokens):
+        if forward.has_head or (not heads and tokens is not None and sum(f.rows or 0 for f in current) >= tokens):
             groups.append(current)
             current = []
     if current:
-        raise RolesUnknown("the trace ends inside a prefill")
-    sizes = {sum(f.rows or 0 for f in g) for g in groups}
-    if tokens is not None and sizes != {tokens}:
+        raise RolesUnknown("the trace ends inside a prefill", hint=_ONE_PREFILL)
+    sizes = [sum(f.rows or 0 for f in g) for g in groups]
+    took = [
+        _times(launches, [r for f in g for r in f.attentions], [r for f in g for r, _ in f.products]) for g in groups
+    ]
+    uneven = _uneven(took, told=forwards[0].rows_told)
+    if tokens is not None and set(sizes) != {tokens}:
+        if uneven and chunked(sizes, tokens):
+            raise RolesUnknown(f"{uneven}, as in chunks of one prefill of {tokens} tokens", hint=_ONE_PREFILL)
         raise RolesUnknown(
-            f"the trace's prefills have {', '.join(map(str, sorted(sizes)))} tokens, not {tokens}", contradicted=True
+            f"the trace's prefills have {', '.join(map(str, sorted(set(sizes))))} tokens, not {tokens}",
+            contradicted=True,
         )
-    if len(sizes) > 1:
+    if len(set(sizes)) > 1:
         raise RolesUnknown(
-            f"prefills of {', '.join(map(str, sorted(sizes)))} tokens are mixed: choose one with --occurrence"
+            f"prefills of {', '.join(map(str, sorted(set(sizes))))} tokens are mixed: choose one with --occurrence"
         )
+    if uneven:
+        raise RolesUnknown(f"{uneven}: chunks of one prefill, or prompts behind a cache", hint=_ONE_PREFILL)
     return groups
+
+
+_ONE_PREFILL = "choose one prefill with --range or --occurrence"
+GROWN = 1.5
+"""Attention beside its products: it takes less than this times as long in one forward as in another of equal rows (in the
+second of two equal chunks three times as long: it attends to both)."""
+LONGER = 3.0
+"""Products of forwards of one number of rows take less than this times as long in one as in another."""
+
+
+def _times(
+    launches: pd.DataFrame, attentions: list[int] | np.ndarray, products: list[int] | np.ndarray
+) -> tuple[int, int]:
+    ns = (launches["end_ns"] - launches["start_ns"]).to_numpy()
+    return int(ns[attentions].sum()), int(ns[products].sum())
+
+
+def _uneven(took: list[tuple[int, int]], *, told: bool) -> str:
+    """Why forwards, given as ns of attentions and products, are no prefills of one length, as a clause; "" where they may
+    be. told: by their grids, that they have as many rows."""
+    took = [(a, p) for a, p in took if a and p]
+    if len(took) < 2:
+        return ""
+    grown = max(a / p for a, p in took) / min(a / p for a, p in took)
+    longer = max(p for _, p in took) / min(p for _, p in took)
+    if grown > GROWN:
+        return f"attention takes {grown:.1f} × as long beside its products in one forward as in another"
+    return (
+        f"the products of one forward take {longer:.1f} × as long as those of another"
+        if longer > LONGER and not told
+        else ""
+    )
+
+
+def chunked(rows: list[int], tokens: int) -> bool:
+    """Whether forwards of so many rows, taken in order, make up prefills of `tokens`, each of several."""
+    total = 0
+    for n in rows:
+        total += n
+        if total > tokens:
+            return False
+        total %= tokens
+    return total == 0 and max(rows) < tokens
+
+
+# Tokens without a model
+
+
+@dataclass(frozen=True)
+class TokensTold:
+    """What a trace says of the tokens that were given for one prefill."""
+
+    detail: str  # what they were checked against, or what contradicts them
+    ok: bool = True
+    no_speed: str = ""  # why the window's walls are of no whole prefill, as a clause; "" where they are
+
+
+NOT_CHECKED = "tokens as given, not checked"
+
+
+def check_tokens(
+    launches: pd.DataFrame, matches: dict[tuple[str, str], Match], tokens: int, repeats: list[np.ndarray]
+) -> TokensTold:
+    """Holds `tokens` of one prefill to the rows in grids, forward by forward, without a model.
+
+    launches: one device's classified table; repeats: rows of the prefills that `find_repeats` found in it, [] where the
+    whole table is taken for one.
+    """
+    found, told = find_forwards(launches), Rows(launches, matches)
+    if found is None:
+        seen = {int(told.grid[i].split(",")[0]) for i in told.rows} - {1}
+        if len(seen) != 1:
+            return TokensTold(NOT_CHECKED)
+        (rows,) = seen
+        if rows == tokens:
+            return TokensTold(f"{tokens} tokens are the rows of {len(told.rows)} grids of a block a row")
+        if tokens % rows:
+            return TokensTold(_contradiction([rows], tokens), ok=False)
+        return TokensTold(
+            NOT_CHECKED, no_speed=f"its forwards have {rows} rows, and nothing tells how many make up a prefill"
+        )
+    inside = np.split(np.arange(len(found.attentions)), found.first[1:])
+    row_of = [_rows_of(told, found.attentions, part) for part in inside]
+    cut = f"the trace {found.cut} inside a forward" if found.cut else ""
+    products = np.flatnonzero(launches["class"].isin(PRODUCTS).to_numpy())
+    took = [
+        _times(launches, found.attentions[np.isin(found.attentions, r)], products[np.isin(products, r)])
+        for r in repeats
+    ]
+    uneven = _uneven(took, told=False)
+    if any(r is None for r in row_of):
+        several = len(row_of) > 1 and (found.ends is None or sum(found.ends) != 1)
+        why = uneven if repeats else cut or (f"{len(row_of)} forwards and no whole prefill repeat" if several else "")
+        return TokensTold(NOT_CHECKED, no_speed=why)
+    rows_told = [r or 0 for r in row_of]
+    steps = sum(r == 1 for r in rows_told) if max(rows_told) > 1 else 0
+    groups, whole = _groups(found, rows_told, steps > 0)
+    sizes = [n for n, w in zip(groups, whole, strict=True) if w]
+    partly = [n for n, w in zip(groups, whole, strict=True) if not w]
+    fits = all(n == tokens for n in sizes) or (
+        found.ends is None and (sum(groups) == tokens or chunked(groups, tokens))
+    )
+    grows = chunked(groups, tokens) and bool(
+        _uneven(
+            [_times(launches, found.attentions[p], _within(products, found.attentions[p])) for p in inside], told=True
+        )
+    )
+    if not (fits or grows) or max(partly, default=0) > tokens:
+        return TokensTold(_contradiction(sizes or partly, tokens), ok=False)
+    if steps:
+        why = f"{steps} of {len(rows_told)} forwards are decode steps of one row"
+    elif repeats:
+        each = [
+            sum(rows_told[j] for j, p in enumerate(inside) if found.attentions[p[0]] in set(r.tolist()))
+            for r in repeats
+        ]
+        why = uneven or ("" if set(each) == {tokens} else f"what repeats has {_listed(sorted(set(each)))} rows")
+    elif cut or partly or not sizes:
+        why = cut or "the trace holds a part of a prefill"
+    else:
+        why = (
+            ""
+            if len(groups) == 1 or sum(groups) == tokens
+            else f"{len(groups)} prefills and no launch sequence that repeats"
+        )
+    if not sizes:
+        return TokensTold(f"{NOT_CHECKED}: {why}", no_speed=why)
+    return TokensTold(
+        f"{tokens} tokens are the rows of {len(rows_told)} forwards, by grids of a block a row", no_speed=why
+    )
+
+
+def _contradiction(sizes: list[int], tokens: int) -> str:
+    return f"the grids of a block a row tell prefills of {_listed(sorted(set(sizes)))} rows, not {tokens}"
+
+
+def _rows_of(told: Rows, attentions: np.ndarray, part: np.ndarray) -> int | None:
+    """Rows of a forward: ahead of the first of its attentions that tells."""
+    for j in part[:2].tolist():
+        rows = told.of(int(attentions[j]), since=int(attentions[j - 1]) if j else 0)
+        if rows is not None:
+            return rows
+    return None
+
+
+def _groups(found: Forwards, rows: list[int], steps: bool) -> tuple[list[int], list[bool]]:
+    """(rows of each prefill, or of what there is of it; whether it is whole), without decode steps of one row."""
+    groups, whole = [], []
+    total, starts = 0, not found.starts_inside
+    for j, n in enumerate(rows):
+        last = j == len(rows) - 1
+        if steps and n == 1:
+            continue
+        total += n
+        closed = found.ends is None or found.ends[j]
+        if closed or last:
+            groups.append(total)
+            whole.append(starts and closed and not (last and found.ends_inside))
+            total, starts = 0, True
+    if total:
+        groups.append(total)
+        whole.append(False)
+    return groups, whole
+
+
+def _within(products: np.ndarray, attentions: np.ndarray) -> np.ndarray:
+    return products[(products > attentions[0]) & (products < attentions[-1])]
 
 
 def build(geometry: Geometry, rows: int, tail: str, past: int = 0) -> Plan:
