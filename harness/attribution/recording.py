@@ -18,7 +18,7 @@ from harness.attribution.decomposition import Check, is_hole
 from harness.attribution.gaps import idle_intervals
 from harness.launches import union_ns
 from harness.sources.submissions import Call
-from harness.sources.trace import Findings, Trace
+from harness.sources.trace import TOGETHER_LIMIT, Findings, Trace
 
 LEFT_OUT_LIMIT = 0.01
 """Device records that could not be used, of all: one alone never fails a recording."""
@@ -91,14 +91,20 @@ def records(found: Findings) -> Check:
 
 
 def processes(found: Findings, device: int) -> Check:
-    """Is one device number one GPU?"""
+    """Is one device number one GPU? Processes whose kernels run at once are of several GPUs, or share one under MPS."""
     shared = next((s for s in found.sharing if s.device == device), None)
     if shared is None:
         return Check(name="processes", ok=True, value=1.0, detail=f"device {device} is one process's")
     listed = ", ".join(shared.processes[:4]) + (", …" if len(shared.processes) > 4 else "")
-    who = f"{len(shared.processes)} processes ({listed}) call a GPU device {device}"
+    what = "contexts" if all(p.startswith("context ") for p in shared.processes) else "processes"
+    who = f"{len(shared.processes)} {what} ({listed}) call a GPU device {device}"
     if shared.one_gpu:
-        detail = f"{who}: one GPU, as {shared.one_gpu}"
+        detail = f"{who}: {shared.one_gpu}"
+    elif shared.together > TOGETHER_LIMIT:
+        detail = (
+            f"{who} and their kernels run at once for {shared.together:.0%} of busy: several GPUs added up, or one under MPS, and nothing in "
+            "the file tells which; record each process into a file of its own, or with nsys, whose device table names the GPU"
+        )
     else:
         detail = f"{who}, and nothing tells whether it is the same one: their launches may be of several GPUs added up; record each process into a file of its own"
     return Check(name="processes", ok=bool(shared.one_gpu), value=float(len(shared.processes)), detail=detail)
@@ -113,8 +119,9 @@ def streams(seen: Seen) -> Check:
     # Nodes of a graph run as its edges say, whatever stream they are booked on; a whole graph likewise.
     plain = table["graph_node"].isna().to_numpy() & (table["kind"] != "graph").to_numpy()
     rows = rows[plain[rows]]
-    rows = rows[np.argsort(table["stream"].to_numpy()[rows], kind="stable")]  # by stream, then by start
-    stream = table["stream"].to_numpy()[rows]
+    stream = _streams_of(table["stream"].to_numpy(), seen.trace.found.owner)
+    rows = rows[np.argsort(stream[rows], kind="stable")]  # by stream, then by start
+    stream = stream[rows]
     start, end = start[rows], end[rows]
     reach = _reach_before(stream, end)
     over = np.clip(np.minimum(end, reach) - start, 0, None)
@@ -188,6 +195,15 @@ def activity(seen: Seen) -> Check:
         ": records were lost, and this gap is not idle time; record a shorter window, or with larger profiler buffers"
     )
     return Check(name="activity", ok=False, value=share, limit=LOST_LIMIT, detail=detail)
+
+
+def _streams_of(stream: np.ndarray, owner: np.ndarray | None) -> np.ndarray:
+    """A code of every launch's stream: processes that share a device number their streams alike."""
+    if owner is None:
+        return stream
+    code, _ = pd.factorize(owner)
+    inner, known = pd.factorize(stream)
+    return code * len(known) + inner
 
 
 def hole_of(seen: Seen) -> tuple[int, int] | None:

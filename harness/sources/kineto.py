@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from functools import lru_cache
-from itertools import pairwise
 from math import ulp
 from pathlib import Path
 from typing import IO, Any
@@ -30,7 +29,7 @@ from harness.errors import HarnessError
 from harness.sources.names import demangled
 from harness.sources.ranges import STEP, Ranges
 from harness.sources.submissions import Call, Calls, call_kind, match
-from harness.sources.trace import Findings, LeftOut, Sharing, Trace
+from harness.sources.trace import Findings, LeftOut, Sharing, Trace, taking_turns
 from harness.sources.usable import by_start, usable
 
 KINDS = {"kernel": "kernel", "gpu_memcpy": "memcpy", "gpu_memset": "memset", "memcpy": "memcpy", "memset": "memset"}
@@ -70,6 +69,10 @@ class _Columns:
     bytes: array[int] = field(default_factory=_numbers)
     correlation: array[int] = field(default_factory=_numbers)
     pid: array[int] = field(default_factory=_numbers)  # code of the event's pid
+    context: array[int] = field(default_factory=_numbers)
+    torn: list[tuple[int, int]] = field(
+        default_factory=list
+    )  # code of the pid, correlation of records that were left out
     calls: dict[str, array[int]] = field(
         default_factory=lambda: {
             key: _numbers() for key in ("start", "end", "thread", "process", "correlation", "kind")
@@ -105,10 +108,14 @@ class _Columns:
             value = int(found[1])
         return self.code(value)
 
-    def leave_out(self, reason: str, name: object) -> None:
+    def leave_out(self, reason: str, event: dict[str, Any]) -> None:
         before = self.left_out.get(reason)
-        first = before.first if before else repr(str(name)[:60])
+        first = before.first if before else repr(str(event.get("name"))[:60])
         self.left_out[reason] = LeftOut(reason, before.count + 1 if before else 1, first)
+        args = event.get("args")
+        self.torn.append(
+            (self.code(event.get("pid")), _number(args.get("correlation")) if isinstance(args, dict) else _UNKNOWN)
+        )
 
 
 _LAST_NUMBER = re.compile(r"(\d{1,18})\s*$")
@@ -180,7 +187,9 @@ def _trace(columns: _Columns, path: Path) -> Trace:
     )
     calls = _calls(columns)
     if len(calls.start) and (correlation >= 0).any():
-        found.call = match(calls, process, correlation, usable=position)
+        torn = np.array(columns.torn, np.int64).reshape(-1, 2)
+        ranks = np.array([_prefixes(columns).get(p, 0) for p in torn[:, 0].tolist()], np.int64)
+        found.call = match(calls, np.r_[process, ranks], np.r_[correlation, torn[:, 1]], usable=position)
         found.calls = calls.shifted(zero)
     if columns.syncs:
         notes.append(f"{columns.syncs} synchronisation events on device rows are not launches and were left out")
@@ -256,19 +265,68 @@ def _devices(
     if prefixes:
         process = np.array([prefixes.get(p, 0) for p in pid.tolist()], np.int64)
         found.processes = {int(d): np.unique(process[device == d]).tolist() for d in used}
+    found.sharing = _sharing(columns, device, position, start, end, found)
+    return device, gpus
+
+
+def _sharing(
+    columns: _Columns, device: np.ndarray, position: np.ndarray, start: np.ndarray, end: np.ndarray, found: Findings
+) -> list[Sharing]:
+    """Devices on which kernels of several processes ran, by the calls that launched them; without calls, of several contexts."""
+    owner, names = _owners(columns, device, position)
+    found.owner = owner if len(names) > 1 else None
+    worked = np.array(columns.kind, np.int64)[position] == launches.KINDS.index("kernel")
+    shared = []
+    for number in np.unique(device).tolist():
+        mine = worked & (device == number) & (owner >= 0)
+        if len(codes := np.unique(owner[mine])) > 1:
+            together, why = taking_turns(owner[mine], start[mine], end[mine])
+            shared.append(Sharing(number, [names[c] for c in codes.tolist()], together, why))
     launched = np.isin(np.array(columns.calls["kind"]), _LAUNCHING)
     hosts = np.unique(np.array(columns.calls["process"], np.int64)[launched]) if launched.any() else np.empty(0)
-    if len(hosts) > len(used):
+    if len(hosts) > len(np.unique(device)) and not (owner >= 0).any():  # no record tells its call
         text = {c: t for t, c in columns.codes.items()}
-        called = (
-            np.array(columns.calls["process"], np.int64)[launched],
-            np.array(columns.calls["start"], np.int64)[launched],
-        )
-        spans = sorted((int(called[1][called[0] == p].min()), int(called[1][called[0] == p].max())) for p in hosts)
-        apart = all(b[0] >= a[1] for a, b in pairwise(spans))
-        names = [text.get(int(p), str(int(p))) for p in hosts]
-        found.sharing = [Sharing(int(d), names, "they ran one after another" if apart else "") for d in used]
-    return device, gpus
+        listed = [text.get(int(p), str(int(p))) for p in hosts]
+        shared = [Sharing(d, listed, 0.0, "") for d in np.unique(device).tolist()]
+    return shared
+
+
+def _owners(columns: _Columns, device: np.ndarray, position: np.ndarray) -> tuple[np.ndarray, list[str]]:
+    """(code of the process that launched each record, −1 unknown; the processes' names).
+
+    A process launches once under one correlation id. Where an id was launched again, under another pid or the same one (two
+    containers call themselves 1), the device's records of that id are told apart by their order.
+    """
+    correlation = np.array(columns.correlation, np.int64)[position]
+    calls = {key: np.array(columns.calls[key], np.int64) for key in ("correlation", "process", "start", "end", "kind")}
+    told = np.isin(calls["kind"], _LAUNCHING)
+    if not told.any():
+        owner, known = pd.factorize(np.array(columns.context, np.int64)[position])
+        return np.where(known[owner] >= 0, owner, -1), [f"context {c}" for c in known.tolist()]
+    calls = {key: values[told & (calls["correlation"] >= 0)] for key, values in calls.items()}
+    order = np.lexsort((calls["start"], calls["process"], calls["correlation"]))
+    calls = {key: values[order] for key, values in calls.items()}
+    same = (calls["correlation"][1:] == calls["correlation"][:-1]) & (calls["process"][1:] == calls["process"][:-1])
+    inside = same & (calls["start"][1:] < calls["end"][:-1])  # the driver's call in the runtime's
+    calls = {key: values[np.r_[True, ~inside][: len(values)]] for key, values in calls.items()}
+    ids, pids = calls["correlation"], calls["process"]
+    once = len(ids) == 0 or (ids[1:] > ids[:-1]).all()
+    if once and len(np.unique(pids)) <= 1:
+        return np.full(len(position), -1), []  # one process
+    again = pd.Series(ids).groupby([ids, pids]).cumcount().clip(upper=1).to_numpy()
+    code, known = pd.factorize(pids * 2 + again)  # codes of texts are negative, and stay told apart
+    order = np.lexsort((calls["start"], ids))
+    ids, code = ids[order], code[order]
+    node = np.array(columns.node, np.int64)[position]
+    records = pd.Series(correlation).groupby([device, correlation, node])
+    place, count = records.cumcount().to_numpy(), records.transform("size").to_numpy()
+    low, high = (np.searchsorted(ids, correlation, side=side) for side in ("left", "right"))
+    # One record of an id that several launched is one of theirs, and nothing tells whose.
+    clear = (high > low) & ((high - low == 1) | (count >= 2)) & (correlation >= 0)
+    at = np.minimum(low + np.minimum(place, np.maximum(high - low - 1, 0)), max(len(code) - 1, 0))
+    text = {c: t for t, c in columns.codes.items()}
+    names = [f"{'another ' if k % 2 else ''}{text.get(k // 2, str(k // 2))}" for k in known.tolist()]
+    return np.where(clear, code[at], -1), names
 
 
 def _snapped(
@@ -565,21 +623,21 @@ def _take(event: Any, columns: _Columns) -> None:
         columns.syncs += 1
         return
     if "ts" not in event or "dur" not in event:
-        columns.leave_out("without a time", name)
+        columns.leave_out("without a time", event)
         return
     args = event.get("args")
     args = args if isinstance(args, dict) else {}
     try:
         start, length = _ns(event["ts"]), _ns(event["dur"])
     except (TypeError, ValueError, InvalidOperation):
-        columns.leave_out("whose time is no number", name)
+        columns.leave_out("whose time is no number", event)
         return
     device = _device(args["device"] if "device" in args else event.get("pid"))
     if device is None:
-        columns.leave_out("without a device number", name)
+        columns.leave_out("without a device number", event)
         return
     if not -_FARTHEST < start < _FARTHEST or not -_FARTHEST < length < _FARTHEST:
-        columns.leave_out("with a time out of range", name)
+        columns.leave_out("with a time out of range", event)
         return
     if abs(start) >= _COARSE and not columns.exact:
         _weigh_digits(event["ts"], columns)
@@ -597,6 +655,7 @@ def _take(event: Any, columns: _Columns) -> None:
     columns.smem.append(_number(args.get("shared memory")))
     columns.bytes.append(_number(args.get("bytes")))
     columns.correlation.append(_number(args.get("correlation")))
+    columns.context.append(_number(args.get("context")))
 
 
 def _take_host(event: dict[str, Any], category: str, columns: _Columns) -> None:

@@ -12,7 +12,6 @@ import re
 import sqlite3
 import tempfile
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -22,11 +21,12 @@ import pandas as pd
 
 from harness import launches
 from harness.errors import HarnessError
+from harness.privacy import GONE
 from harness.sources.names import demangled
 from harness.sources.ranges import Ranges
 from harness.sources.rows import Rows, first_line, read_columns
 from harness.sources.submissions import Call, Calls, call_kind, match
-from harness.sources.trace import Diagnostic, Findings, LeftOut, Sharing, Trace
+from harness.sources.trace import Diagnostic, Findings, LeftOut, Sharing, Trace, taking_turns
 from harness.sources.usable import EARLIEST_NS, LATEST_NS, by_start, usable
 
 KERNEL = "CUPTI_ACTIVITY_KIND_KERNEL"
@@ -86,6 +86,7 @@ class Export:
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._origin: int | None = None
         self._unknown: dict[str, LeftOut] = {}  # values that are no numbers, of records that do without
+        self._torn: list[tuple[int, int]] = []  # globalPid, correlation id of records that were left out
         if not path.is_file():
             raise HarnessError(f"{path} is no file; give an nsys .sqlite export or .nsys-rep.")
         self.database = self._exported(path) if path.suffix in (".nsys-rep", ".qdstrm") else path
@@ -196,7 +197,7 @@ class Export:
     def _read(self) -> Trace:
         found = Findings()
         bad: dict[str, LeftOut] = {}
-        self._unknown = {}
+        self._unknown, self._torn = {}, []
         parts = [part for table in ACTIVITIES if (part := self._activity(table, bad)) is not None]
         if not parts:
             raise HarnessError(self._why_nothing(bad))
@@ -207,7 +208,9 @@ class Export:
         found.left_out = [*bad.values(), *left_out]
         if keep is not None and not keep.any():
             raise HarnessError(self._why_nothing({b.reason: b for b in found.left_out}))
-        seen = joined["process"], joined["correlation"]
+        # A record that was left out is its call's activity all the same.
+        torn = np.array(self._torn, np.int64).reshape(-1, 2).T
+        seen = np.r_[joined["process"], torn[0]], np.r_[joined["correlation"], torn[1]]
         start, end = joined["start"], joined["end"]
         position = None if keep is None else np.flatnonzero(keep)
         if not ((start[1:] > start[:-1]) | ((start[1:] == start[:-1]) & (end[1:] >= end[:-1]))).all():
@@ -218,7 +221,8 @@ class Export:
         start, end = joined.pop("start"), joined.pop("end")
         zero = self._origin = int(start[0])
         process, correlation = joined.pop("process"), joined.pop("correlation")
-        device = self._tell_apart(joined.pop("device"), process, start, end, found)
+        kernels = joined["kind"] == launches.KINDS.index("kernel")
+        device = self._tell_apart(joined.pop("device"), process, start, end, kernels, found)
         table = launches.from_columns(
             name=_text(joined["name"]),
             kind=pd.Categorical.from_codes(joined["kind"], categories=list(launches.KINDS)),
@@ -236,7 +240,8 @@ class Export:
         calls = self._calls()
         if calls is not None and (correlation >= 0).any():
             hidden = (joined["kind"] == launches.KINDS.index("graph")) & (correlation < 0)
-            found.call = match(calls, *seen, usable=position, whole_graphs=bool(hidden.any()))
+            usable_rows = np.arange(len(start)) if position is None and len(torn[0]) else position
+            found.call = match(calls, *seen, usable=usable_rows, whole_graphs=bool(hidden.any()))
             found.calls = calls.shifted(zero)
         found.diagnostics = self._diagnostics()
         notes = [f"nsys export, schema {self.schema}"]
@@ -273,6 +278,15 @@ class Export:
                    for c, default in wanted.items() if c in columns}  # fmt: skip
         read = read_columns(self.database, self.tables[table], present, packs=_PACKS)
         _note_bad(read, table, bad, self._unknown)
+        if read.bad_rows and {"globalPid", "correlationId"} <= columns:
+            at = ",".join(str(rowid) for rowid, _ in read.bad_rows)
+            self._torn += [
+                (p, c)
+                for p, c in self.rows(
+                    f"SELECT globalPid, correlationId FROM {self.tables[table]} WHERE rowid IN ({at})"
+                )
+                if isinstance(p, int) and isinstance(c, int)
+            ]
         n = len(read.columns["start"])
         if n == 0:
             return None
@@ -303,6 +317,7 @@ class Export:
         out["kind"] = np.full(n, launches.KINDS.index(kind), np.int8)
         if not fits.all():
             _add(bad, "with a device number out of range", int((~fits).sum()), f"{out['device'][~fits][0]} in {table}")
+            self._torn += zip(out["process"][~fits].tolist(), out["correlation"][~fits].tolist(), strict=True)
             out = {key: values[fits] for key, values in out.items()}
         return out
 
@@ -404,7 +419,13 @@ class Export:
         return np.array(names, object)[inverse]
 
     def _tell_apart(
-        self, device: np.ndarray, process: np.ndarray, start: np.ndarray, end: np.ndarray, found: Findings
+        self,
+        device: np.ndarray,
+        process: np.ndarray,
+        start: np.ndarray,
+        end: np.ndarray,
+        worked: np.ndarray,
+        found: Findings,
     ) -> np.ndarray:
         """Device numbers under which two GPUs never share one, and in `found` which processes use which device.
 
@@ -422,19 +443,32 @@ class Export:
             pairs = np.unique(np.stack([device, code]), axis=1)
             known = {int(d): [pids[int(c)] for c in pairs[1][pairs[0] == d]] for d in np.unique(pairs[0])}
         found.processes = known
+        found.owner = process if len(pids) > 1 else None
         for number, of in known.items():
             of = [p for p in of if p >= 0]
             if len(of) > 1:
-                rows = device == number
-                why = ""
+                rows = (device == number) & worked & (process >= 0)
+                together, why = taking_turns(process[rows], start[rows], end[rows]) if rows.any() else (0.0, "")
+                listed = self._listed_gpus()
                 if gpu and all(any(q == _pid(p) for q, _ in gpu) for p in of):
-                    why = "its device table names one GPU for them"
-                elif len(self.gpus) == 1:
-                    why = "the recording names a single GPU"
-                elif _one_after_another(process[rows], start[rows], end[rows]):
-                    why = "they ran one after another"
-                found.sharing.append(Sharing(number, [str(_pid(p)) for p in of], why))
+                    why = "one GPU, as the export's device table names one for them"
+                elif listed == 1:
+                    why = "one GPU, as the recording names a single GPU"
+                elif listed > 1:
+                    why = why if why.startswith("they ran") else ""  # turns may be chance where there are others
+                found.sharing.append(Sharing(number, [str(_pid(p)) for p in of], together, why))
         return device
+
+    def _listed_gpus(self) -> int:
+        """How many GPUs TARGET_INFO_GPU names, by UUID where it has one; 0 without the table."""
+        columns = set(self.columns.get("TARGET_INFO_GPU", []))
+        if "id" not in columns:
+            return 0
+        key = [c for c in ("uuid", "vmId", "id") if c in columns]
+        rows = self.rows(f"SELECT {', '.join(key)} FROM TARGET_INFO_GPU WHERE typeof(id) = 'integer'")
+        return len(
+            {r[0] if key[0] == "uuid" and r[0] and set(str(r[0])) - set("0-") and r[0] != GONE else r for r in rows}
+        )
 
     def _gpu_of(self) -> dict[tuple[int, int], int]:
         """(pid, CUDA ordinal) → GPU id, where the export has a device table that tells processes apart."""
@@ -517,12 +551,6 @@ def _pid(process: int) -> int:
 def _remapped(device: np.ndarray, process: np.ndarray, gpu: dict[tuple[int, int], int]) -> np.ndarray:
     pairs, inverse = np.unique(np.stack([process >> 24 & 0xFFFFFF, device]), axis=1, return_inverse=True)
     return np.array([gpu.get((int(p), int(d)), int(d)) for p, d in pairs.T], np.int64)[inverse.reshape(-1)]
-
-
-def _one_after_another(process: np.ndarray, start: np.ndarray, end: np.ndarray) -> bool:
-    """True where each process's activity ends before the next one's begins."""
-    spans = sorted((int(start[process == p].min()), int(end[process == p].max())) for p in np.unique(process))
-    return all(b <= c for (_, b), (c, _) in pairwise(spans))
 
 
 def _sizes(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:

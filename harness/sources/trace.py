@@ -4,6 +4,7 @@ noticed of the recording itself (`Findings`), which the checks of a recorded tra
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -36,11 +37,43 @@ class Diagnostic:
 
 @dataclass(frozen=True)
 class Sharing:
-    """Several processes whose records carry one device number."""
+    """Several processes (or contexts of which nothing says that they are one process's) whose records carry one device number."""
 
     device: int
     processes: list[str]
-    one_gpu: str  # why it is one GPU; "" where nothing says so
+    together: float  # time in which kernels of two of them run at once, of their busy
+    one_gpu: str  # why no time is counted twice; "" where nothing says so
+
+
+TOGETHER_LIMIT = 0.02
+"""Of busy: processes that take turns on a GPU do not run at once, short of what clocks and time slices blur."""
+
+
+def taking_turns(owner: np.ndarray, start: np.ndarray, end: np.ndarray) -> tuple[float, str]:
+    """(time in which kernels of two owners run at once, of busy; how they share the device, "" where they run at once).
+
+    owner: a code of every kernel's process; start, end: int64 ns, in any order. Without MPS a GPU runs one process at a time
+    (NVIDIA, Multi-Process Service, 2.1), so kernels at once are MPS or another GPU, and no others tell.
+    """
+    edges: list[np.ndarray] = []  # of the union of each owner's kernels
+    spans = []
+    for code in np.unique(owner):
+        mine = owner == code
+        order = np.argsort(start[mine], kind="stable")
+        low, reach = start[mine][order], np.maximum.accumulate(end[mine][order])
+        first = np.r_[True, low[1:] > reach[:-1]]
+        edges.append(np.stack([low[first], reach[np.r_[first[1:], True]]]))
+        spans.append((int(low[0]), int(reach[-1])))
+    at = np.concatenate([np.concatenate(e) for e in edges])
+    step = np.concatenate([np.repeat([1, -1], e.shape[1]) for e in edges])
+    order = np.argsort(at, kind="stable")
+    running, length = np.cumsum(step[order])[:-1], np.diff(at[order])
+    busy = int(length[running >= 1].sum())
+    together = int(length[running >= 2].sum()) / busy if busy else 0.0
+    spans.sort()
+    if all(b <= c for (_, b), (c, _) in pairwise(spans)):
+        return 0.0, "they ran one after another"
+    return together, "their kernels take turns and no time is counted twice" if together <= TOGETHER_LIMIT else ""
 
 
 @dataclass
@@ -52,6 +85,9 @@ class Findings:
     diagnostics: list[Diagnostic] = field(default_factory=list)
     processes: dict[int, list[int]] = field(default_factory=dict)  # device → the processes that have launches on it
     sharing: list[Sharing] = field(default_factory=list)
+    owner: np.ndarray | None = (
+        None  # int64, one a launch: a code of its process, where several share a device; −1 unknown
+    )
     calls: Calls | None = None  # in the launch table's ns; None where the host's side was not recorded
     call: np.ndarray | None = None  # int64, one a launch of the table: the position of its call; −1 unknown
     ranges: Ranges | None = None  # in the launch table's ns; None where they were not read

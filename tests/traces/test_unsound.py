@@ -114,6 +114,19 @@ def test_one_bad_record_is_named_and_fails_nothing(tmp_path: Path) -> None:
     )
 
 
+def test_a_record_that_was_left_out_is_its_calls_activity(tmp_path: Path) -> None:
+    content = export(36)
+    content.raw.append(("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET end = 'text' WHERE rowid = 9", ()))
+    result = decomposed(write(tmp_path / "x.sqlite", content))
+    assert not failed(result) and result.launches == 35
+    assert "1 of 36 device records whose 'end' is no whole number was left out" in result.check("records").detail
+    assert result.check("activity").detail.startswith("all 36 launch calls")
+    events = forward(36)
+    del events[17]["dur"]
+    result = decomposed(trace_file(tmp_path / "t.json", events))
+    assert not failed(result) and result.check("activity").detail.startswith("all 36 launch calls")
+
+
 # The profiler's own words
 
 
@@ -231,6 +244,88 @@ def test_processes_that_share_one_gpu_are_sound(tmp_path: Path, raw: list, why: 
 def test_processes_one_after_another_are_sound(tmp_path: Path) -> None:
     result = decomposed(write(tmp_path / "x.sqlite", two_processes(second=10_000_000)))
     assert not failed(result) and "one after another" in result.check("processes").detail
+
+
+def ranks(pids: tuple[object, object], apart: int, ids: int = 0, of_stream: int = 13) -> list[dict[str, Any]]:
+    """Two forwards of which the host's calls lie one after another; the second's kernels begin `apart` µs after the first's."""
+    first = forward()
+    second = [
+        e | {"ts": 1000 + apart + 11 * (e["args"]["correlation"] - 1) if e["cat"] == "kernel" else e["ts"] + 5000}
+        | {"args": e["args"] | {"correlation": e["args"]["correlation"] + ids} | ({"stream": of_stream} if e["cat"] == "kernel" else {})}
+        for e in first
+    ]  # fmt: skip
+    by = [[e | ({"pid": pid} if e["cat"] == "cuda_runtime" else {}) for e in part] for part, pid in zip((first, second), pids, strict=True)]  # fmt: skip
+    return [*by[0], *by[1]]
+
+
+@pytest.mark.parametrize("ids", [0, 1000])
+@pytest.mark.parametrize(("pids", "who"), [((100, 200), "100, 200"), ((1, 1), "1, another 1")])
+def test_kernels_of_two_processes_at_once_fail_whatever_their_calls_say(
+    tmp_path: Path, pids: tuple[int, int], who: str, ids: int
+) -> None:
+    result = decomposed(trace_file(tmp_path / "t.json", ranks(pids, apart=3, ids=ids)))
+    if pids == (1, 1) and ids:  # ids of its own under one pid: one process on two streams
+        assert not failed(result)
+        return
+    assert failed(result) == ["processes"]
+    detail = result.check("processes").detail
+    assert f"2 processes ({who})" in detail and "run at once for" in detail and "under MPS" in detail
+
+
+@pytest.mark.parametrize("pids", [(100, 200), (1, 1)])
+def test_processes_one_after_another_on_the_device_are_sound_in_a_profile(
+    tmp_path: Path, pids: tuple[int, int]
+) -> None:
+    """A server that was started again: its correlation ids begin anew, and nothing overlaps."""
+    result = decomposed(trace_file(tmp_path / "t.json", ranks(pids, apart=5000)))
+    assert not failed(result) and "they ran one after another" in result.check("processes").detail
+
+
+def test_processes_that_take_turns_count_no_time_twice(tmp_path: Path) -> None:
+    events = [
+        e | ({"ts": 1000 + 2 * (e["ts"] - 1000)} if e["cat"] == "kernel" else {}) for e in ranks((100, 200), apart=0)
+    ]
+    turns = [e | ({"ts": e["ts"] + 11} if e["args"].get("stream") == 13 else {}) for e in events]
+    result = decomposed(trace_file(tmp_path / "t.json", turns))
+    assert (
+        not failed(result)
+        and "their kernels take turns and no time is counted twice" in result.check("processes").detail
+    )
+
+
+def contexts(gap: float, calls: bool) -> list[dict[str, Any]]:
+    """Kernels of contexts 1 and 2 by turns, the next one's start `gap` µs after the last one's end."""
+    made = []
+    for i in range(40):
+        if calls:
+            made.append(call("cudaLaunchKernel", 900 + i, i + 1, dur=0.5))
+        made.append(event("k", 1000 + (10 + gap) * i, 10, correlation=i + 1, context=1 + i % 2) | {"tid": 7 + i % 2})
+        made[-1]["args"]["stream"] = 7 + i % 2
+    return made
+
+
+def test_contexts_at_once_without_any_call_fail_and_by_turns_are_sound(tmp_path: Path) -> None:
+    result = decomposed(trace_file(tmp_path / "t.json", contexts(-4, calls=False)))
+    assert failed(result) == ["processes"] and "2 contexts (context 1, context 2)" in result.check("processes").detail
+    assert not failed(decomposed(trace_file(tmp_path / "u.json", contexts(1, calls=False))))
+
+
+def test_contexts_of_one_process_are_one_gpu(tmp_path: Path) -> None:
+    """Green contexts: the calls are of one process, which calls one GPU by one number."""
+    result = decomposed(trace_file(tmp_path / "t.json", contexts(-4, calls=True)))
+    assert not failed(result) and result.check("processes").detail == "device 0 is one process's"
+
+
+def test_mps_is_sound_where_a_device_table_names_one_gpu_and_is_named_where_none_does(tmp_path: Path) -> None:
+    content = two_processes(second=50)  # kernels of 100 ns
+    result = decomposed(write(tmp_path / "x.sqlite", content))
+    assert failed(result) == ["processes"] and "or one under MPS" in result.check("processes").detail
+    table = (GPU_TABLE.replace(")", ", uuid TEXT)"), ())
+    content.raw += [table, ("INSERT INTO TARGET_INFO_GPU VALUES (0, 'H100', 'aa-1'), (1, 'H100', 'aa-1')", ())]
+    result = decomposed(write(tmp_path / "y.sqlite", content))
+    assert not failed(result) and "names a single GPU" in result.check("processes").detail
+    content.raw[-1] = ("INSERT INTO TARGET_INFO_GPU VALUES (0, 'H100', 'aa-1'), (1, 'H100', 'bb-2')", ())
+    assert failed(decomposed(write(tmp_path / "z.sqlite", content))) == ["processes"]
 
 
 # Launches without device activity
