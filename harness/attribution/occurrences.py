@@ -323,9 +323,14 @@ def find_forwards(launches: pd.DataFrame) -> Forwards | None:
     bare = any(np.array_equal(k, np.r_[behind, ahead]) for k in layers)
     starts_inside = not bare and any(_ends_with(k, ahead) for k in layers)
     ends_inside = not bare and any(_ends_with(k[::-1], behind[::-1]) for k in layers)
-    inside = {i for j in inner for i in names[kept[at[j + 1] : at[j + 2]]].tolist()}
-    last = set(names[kept[at[-2] :]].tolist()) - inside
-    ends = [bool(last & set(names[kept[at[j] : at[j + 1]]].tolist())) for j in bounds[1:]] + [True] if last else None
+    lengths = np.diff([*bounds, len(attentions)])
+    starts_inside |= bool(lengths[0] < lengths.max())
+    ends_inside |= bool(lengths[-1] < lengths.max())
+    # What ends a prefill runs in no layer and starts none: a head, sampling, the copy of the logits.
+    starts = set(names[kept[np.isin(word[kept], ["embedding", "HtoD"])]].tolist())
+    usual = {i for j in inner for i in names[kept[at[j + 1] : at[j + 2]]].tolist()} | starts
+    last = [bool(set(names[kept[at[j] : at[j + 1]]].tolist()) - usual) for j in [*bounds[1:], len(attentions)]]
+    ends = last if any(last) else None
     return Forwards(attentions, parts, between(0, int(edges[0])), bounds, ends, starts_inside, ends_inside)
 
 

@@ -145,7 +145,7 @@ def _check_tokens(recorded: Recorded, tokens: int, repeats: list[np.ndarray]) ->
         detail = plan if detail == NOT_CHECKED else f"{plan.replace('tokens and model', 'model', 1)}; {detail}"
     about["more_checks"] = [*others, Check(name="plan", ok=told.ok, detail=detail)]
     if told.no_speed or not told.ok:
-        about["prefill_walls_ns"] = []
+        about["prefill_walls_ns"], about["tokens"] = [], None if told.ok else tokens
         recorded.notes.append(
             f"no tok/s: {told.no_speed or told.detail}; choose one prefill with --range or --occurrence"
         )
@@ -232,16 +232,16 @@ def _prefills(recorded: Recorded, window: Window, told: Attributed | None, geome
     if told is None and tokens:
         _check_tokens(recorded, tokens, found)
     start, end = table["start_ns"].to_numpy(), table["end_ns"].to_numpy()
-    if found:
+    whole = about.get("prefill_walls_ns") != []
+    if found and whole:
         about["prefills"] = len(found)
-        walls = [int(end[rows].max() - start[rows].min()) for rows in found]
-        about.setdefault("prefill_walls_ns", walls)  # [] where they are known to be of no whole prefill
+        about["prefill_walls_ns"] = [int(end[rows].max() - start[rows].min()) for rows in found]
         about["tokens"] = (told.tokens if told else tokens or 0) * len(found) or None
         if len(found) > 1:
             what = f"{len(found)} prefills" if told else f"{len(found)} × the same launches"
-            speed = "tok/s is the median one's; " if about["tokens"] and about["prefill_walls_ns"] else ""
+            speed = "tok/s is the median one's; " if about["tokens"] else ""
             notes.append(f"{what} in the window: {speed}--occurrence 1 to {len(found)} chooses one")
-    elif tokens and repeats.everything and repeats.count > 1:
+    elif tokens and whole and repeats.everything and repeats.count > 1:
         about["prefill_walls_ns"] = []
         notes.append(
             f"no tok/s: the launch sequence repeats {repeats.count} × and nothing runs once, so layers of one prefill and several "

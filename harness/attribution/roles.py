@@ -167,7 +167,8 @@ def check_layers(launches: pd.DataFrame, geometry: Geometry) -> None:
 
     Where a forward ends, something runs that does not run between two of its layers: a final norm, a head, an embedding, a
     copy of tokens or logits; a chunk whose rows nobody reads leaves out its last FFN. So a place that the model calls the
-    end of a forward must differ from every place that it calls inner, and none of those may hold an embedding or a head.
+    end of a forward must differ from every place that it calls inner, and none of those may hold an embedding, or products
+    and norms beyond a layer's (a head) or short of it (no FFN).
     Raises RolesUnknown (contradicted).
     """
     found, layers = find_forwards(launches), geometry.layers
@@ -191,11 +192,15 @@ def check_layers(launches: pd.DataFrame, geometry: Geometry) -> None:
             contradicted=True,
         )
     usual = Counter(inner).most_common(1)[0][0] if inner else None
-    if usual and any(
-        p.embeddings > usual.embeddings or (p.products > usual.products and p.norms > usual.norms) for p in inner
+    if usual and (
+        0 < found.ahead.embeddings <= usual.embeddings  # as each layer would look one up
+        or any(
+            p.embeddings > usual.embeddings or (p.products - usual.products) * (p.norms - usual.norms) > 0
+            for p in inner
+        )
     ):
         raise RolesUnknown(
-            f"a head or an embedding runs inside what would be the {layers} layers of {name}{_shown(found, layers)}",
+            f"an embedding, a head or a layer without an FFN is inside what would be the {layers} layers of {name}{_shown(found, layers)}",
             contradicted=True,
         )
 
@@ -351,6 +356,8 @@ def _name_tail(
 ) -> bool:  # fmt: skip
     """The products after a forward's last attention; True where the head is among them."""
     last = geometry.layers - 1
+    cls = launches["class"].to_numpy(object)
+    ffn = sum(m.startswith("ffn") for (_, m), at in zip(names, where, strict=True) if at == 0)
     choices: dict[int, list[tuple[list[str], bool]]] = {
         # A chunk whose rows nobody reads computes no FFN in its last layer.
         1: [(["attn_output"], False)],
@@ -358,6 +365,8 @@ def _name_tail(
         4: [([*_FFN[3], "output"], True), (_FFN[4], False)],
         5: [([*_FFN[4], "output"], True)],
     }
+    if last and ffn == 3 and not any(cls[r] == "gemv" for r in rows):
+        choices[4].reverse()  # gate and up are two products in the other layers, too: no head ran
     for matrices, head in choices.get(len(rows), []):
         if all(_fits(launches["weight_type"].iat[r], m, last, geometry) for r, m in zip(rows, matrices, strict=True)):
             body = len(matrices) - head
@@ -500,6 +509,10 @@ def _prefills(forwards: list[Forward], launches: pd.DataFrame, tokens: int | Non
     ]
     uneven = _uneven(took, told=forwards[0].rows_told)
     if tokens is not None and set(sizes) != {tokens}:
+        if len(sizes) > 1 and sizes[0] < tokens and set(sizes[1:]) == {tokens}:
+            raise RolesUnknown(
+                f"the first of {len(sizes)} prefills holds {sizes[0]} of {tokens} tokens", hint=_ONE_PREFILL
+            )
         if uneven and chunked(sizes, tokens):
             raise RolesUnknown(f"{uneven}, as in chunks of one prefill of {tokens} tokens", hint=_ONE_PREFILL)
         raise RolesUnknown(
@@ -603,6 +616,8 @@ def check_tokens(
         for r in repeats
     ]
     uneven = _uneven(took, told=False)
+    if row_of[0] is None and found.starts_inside and any(row_of):
+        row_of[0] = 0  # what is left of it holds nothing that tells
     if any(r is None for r in row_of):
         several = len(row_of) > 1 and (found.ends is None or sum(found.ends) != 1)
         why = uneven if repeats else cut or (f"{len(row_of)} forwards and no whole prefill repeat" if several else "")
@@ -612,6 +627,8 @@ def check_tokens(
     groups, whole = _groups(found, rows_told, steps > 0)
     sizes = [n for n, w in zip(groups, whole, strict=True) if w]
     partly = [n for n, w in zip(groups, whole, strict=True) if not w]
+    if len(sizes) > 1 and sizes[0] < tokens and set(sizes[1:]) == {tokens}:
+        partly.append(sizes.pop(0))  # the trace may start between two of its chunks
     fits = all(n == tokens for n in sizes) or (
         found.ends is None and (sum(groups) == tokens or chunked(groups, tokens))
     )
@@ -640,9 +657,8 @@ def check_tokens(
         )
     if not sizes:
         return TokensTold(f"{NOT_CHECKED}: {why}", no_speed=why)
-    return TokensTold(
-        f"{tokens} tokens are the rows of {len(rows_told)} forwards, by grids of a block a row", no_speed=why
-    )
+    many = f"{len(rows_told)} forward{'s' if len(rows_told) > 1 else ''}"
+    return TokensTold(f"{tokens} tokens fit the rows of {many}, by grids of a block a row", no_speed=why)
 
 
 def _contradiction(sizes: list[int], tokens: int) -> str:

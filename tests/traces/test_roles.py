@@ -16,7 +16,7 @@ from engine.levers import Levers
 from engine.plan import build_plan
 from harness import launches
 from harness.attribution.classify import classify_launches, load_rules
-from harness.attribution.occurrences import find_occurrences, find_repeats, repeating_run
+from harness.attribution.occurrences import find_forwards, find_occurrences, find_repeats, repeating_run
 from harness.attribution.roles import Attributed, RolesUnknown, attribute
 from harness.errors import HarnessError
 
@@ -475,3 +475,149 @@ def test_what_prepares_the_first_product_belongs_to_layer_0() -> None:
     for at in (0, forward):
         assert roles["layer"].iloc[at : at + 3].tolist() == [0, 0, 0]
         assert roles["class"].iloc[at : at + 3].tolist() == ["norm", "quantize", "q_o"]
+
+
+# Layers, chunks and heads: what runs between two forwards
+
+
+def of_layers(layers: int) -> Geometry:
+    types = {k.replace("blk.0", f"blk.{i}"): v for k, v in tiny().weight_types.items() for i in range(layers)}
+    return replace(tiny(), layers=layers, weight_types=types, name=f"{layers} layers")
+
+
+def forward(layers: int, rows: int, *, head: bool = True, past: int = 0) -> pd.DataFrame:
+    """One eager forward after `past` cached rows: its attention takes as much longer as it attends to more keys."""
+    table = eager(of_layers(layers), rows, angles=False, head=head)
+    ns = np.where(table["class"].eq("attention") | table["name"].str.contains("flash"), 1 + 2 * past / rows, 1.0)
+    ns = ((table["end_ns"] - table["start_ns"]).to_numpy() * ns).astype(np.int64)
+    start = np.cumsum(np.r_[0, ns[:-1] + 100])
+    return table.assign(start_ns=start, end_ns=start + ns)
+
+
+def joined(*parts: pd.DataFrame, wait: int = 50_000) -> pd.DataFrame:
+    found, at = [], 0
+    for part in parts:
+        found.append(part.assign(start_ns=part["start_ns"] + at, end_ns=part["end_ns"] + at))
+        at = int(found[-1]["end_ns"].max()) + wait
+    return pd.concat(found, ignore_index=True)
+
+
+def chunked(layers: int, rows: int, count: int) -> list[pd.DataFrame]:
+    """A prefill in chunks, of which the last alone has a head."""
+    return [forward(layers, rows, head=i == count - 1, past=i * rows) for i in range(count)]
+
+
+@given(layers=st.integers(2, 28), prefills=st.integers(1, 3), data=st.data())
+@settings(deadline=None, max_examples=25)
+def test_a_model_of_other_layers_is_contradicted_and_its_own_never(
+    layers: int, prefills: int, data: st.DataObject
+) -> None:
+    """Of the divisors and the multiples too: a layer's end is no forward's end, and a head ends one."""
+    table = joined(*[forward(layers, 1500)] * prefills)
+    found = fit(table, of_layers(layers), tokens=1500)
+    assert (found.prefills, found.tokens) == (prefills, 1500)
+    total = layers * prefills
+    others = [n for n in range(1, total + 1) if total % n == 0 and n != layers] + [total + 1]
+    with pytest.raises(RolesUnknown, match=f"forwards of {layers} layers") as why:
+        fit(table, of_layers(data.draw(st.sampled_from(others))), tokens=1500)
+    assert why.value.contradicted
+
+
+@given(wrong=st.sampled_from([1, 3, 6, 24, 48]))
+@settings(deadline=None, max_examples=5)
+def test_llama_cpps_micro_batches_have_the_layers_that_they_show(wrong: int) -> None:
+    """No embedding on the device, chunks that end without an FFN: a place between two layers is another all the same."""
+    g, r = of_layers(12), Recorder()
+    for _ in range(2):
+        for last in (False, True):
+            llama_cpp(r, g, 64, last_chunk=last)
+    assert attributed(r, g, tokens=128).chunks == [64, 64]
+    with pytest.raises(RolesUnknown, match="forwards of 12 layers") as why:
+        attributed(r, of_layers(wrong))
+    assert why.value.contradicted
+
+
+def test_one_layer_is_a_model_too() -> None:
+    table = joined(*[forward(1, 1500)] * 5)
+    assert fit(table, of_layers(1), tokens=1500).prefills == 5
+    with pytest.raises(RolesUnknown) as why:
+        fit(table, of_layers(5), tokens=1500)
+    assert why.value.contradicted
+
+
+def test_a_copy_in_one_layer_ends_no_forward() -> None:
+    """An engine that reads a value back in the middle of a forward."""
+    table = forward(6, 1500)
+    at = int(np.flatnonzero(table["name"].str.contains("flash"))[2]) + 1
+    columns = {
+        c: table[c].tolist() for c in ("name", "kind", "grid", "block", "start_ns", "end_ns", "device", "stream")
+    }
+    between = int(table["end_ns"].iloc[at - 1])
+    for c, value in zip(
+        columns, ("[CUDA memcpy DtoH]", "memcpy", "", "", between + 10, between + 20, 0, 7), strict=True
+    ):
+        columns[c].insert(at, value)
+    assert fit(launches.from_columns(**columns), of_layers(6), tokens=1500).prefills == 1
+
+
+@pytest.mark.parametrize("prefills", [1, 3])
+def test_an_engine_without_a_head_has_the_ledger_without_it(prefills: int) -> None:
+    """Embeddings: no logits are computed."""
+    g = of_layers(6)
+    found = fit(joined(*[forward(6, 1500, head=False)] * prefills), g, tokens=1500)
+    want = sum(v for k, v in expected(g, 1500, "full").items() if k != "lm_head")
+    assert found.prefills == prefills and int(found.launches["macs"].fillna(0).sum()) == prefills * want
+
+
+def test_chunks_with_one_head_are_one_prefill_whatever_the_tokens_say() -> None:
+    g = of_layers(4)
+    table = joined(*chunked(4, 512, 4) * 3)
+    found = fit(table, g, tokens=2048)
+    assert (found.prefills, found.chunks) == (3, [512] * 4)
+    with pytest.raises(RolesUnknown, match="have 2048 tokens, not 512") as why:
+        fit(table, g, tokens=512)
+    assert why.value.contradicted
+
+
+@pytest.mark.parametrize(
+    ("parts", "tokens", "why"),
+    [
+        ([forward(4, 512, past=512 * i) for i in range(4)], 512, "attention takes .* chunks of one prefill"),
+        ([forward(4, 512, past=512 * i) for i in range(4)], 2048, "as in chunks of one prefill of 2048 tokens"),
+        ([forward(4, 512), *[forward(4, 1)] * 3], 512, "3 of 4 forwards are decode steps"),
+        ([*chunked(4, 512, 4), *chunked(4, 512, 4)[:2]], 2048, "ends inside a prefill"),
+        ([*chunked(4, 512, 4)[2:], *chunked(4, 512, 4)], 2048, "the first of 2 prefills holds 1024 of 2048 tokens"),
+    ],
+    ids=["heads in every chunk", "and their sum", "decode steps", "cut at its end", "cut at its start"],
+)  # fmt: skip
+def test_what_is_no_whole_prefill_is_charged_nothing_and_contradicts_nothing(
+    parts: list[pd.DataFrame], tokens: int, why: str
+) -> None:
+    with pytest.raises(RolesUnknown, match=why) as raised:
+        fit(joined(*parts), of_layers(4), tokens=tokens)
+    assert not raised.value.contradicted
+
+
+def test_a_ledger_of_other_macs_contradicts() -> None:
+    """A chunk whose rows nobody reads is no prefill, whatever its rows."""
+    g, r = tiny(), Recorder()
+    llama_cpp(r, g, 64, last_chunk=False)
+    with pytest.raises(RolesUnknown, match="GMAC, the ledger's to") as why:
+        attributed(r, g, tokens=64)
+    assert why.value.contradicted
+
+
+@given(cut=st.floats(0.1, 0.9), layers=st.integers(3, 12))
+@settings(deadline=None, max_examples=20)
+def test_a_cut_trace_says_where_it_is_cut(cut: float, layers: int) -> None:
+    """Whole forwards are not: neither alone nor one after another."""
+    whole = classify_launches(joined(*[forward(layers, 1500)] * 3), RULES)[0]
+    each = len(whole) // 3
+    found = find_forwards(whole)
+    assert found is not None and (found.lengths, found.cut) == ([layers] * 3, "")
+    assert (one := find_forwards(whole.iloc[:each])) is not None and one.cut == ""
+    attentions = np.flatnonzero((whole["class"] == "attention").to_numpy()[:each])
+    at = int(attentions[0] + cut * (attentions[-1] - attentions[0]))
+    for part, says in ((whole.iloc[: 2 * each + at], "ends"), (whole.iloc[at + 1 :], "starts")):
+        told = find_forwards(part.reset_index(drop=True))
+        assert told is not None and told.cut == says and set(told.whole) == {layers}
