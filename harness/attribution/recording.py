@@ -13,6 +13,7 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
+from harness.attribution.classify import short_name
 from harness.attribution.decomposition import Check, is_hole
 from harness.attribution.gaps import idle_intervals
 from harness.launches import union_ns
@@ -140,7 +141,7 @@ def streams(seen: Seen) -> Check:
         return Check(name="streams", ok=True, value=share, limit=OVERLAP_LIMIT, detail=detail)
     first = rows[pairs[~programmatic][0]]
     names = table["name"].to_numpy(object)
-    detail = f"launches of one stream overlap by {share:.1%} of busy, first {_short(names[first])} at {table['start_ns'].iloc[first] / 1e6:.3f} ms: "
+    detail = f"launches of one stream overlap by {share:.1%} of busy, first {short_name(names[first], None)} at {table['start_ns'].iloc[first] / 1e6:.3f} ms: "
     count = int(twins.sum())
     if count > 0.5 * len(pairs):
         detail += f"{count} are the launch before them once more, moved by a little: the trace holds its records twice"
@@ -255,7 +256,3 @@ def _may_overlap(found: Findings, rows: np.ndarray) -> np.ndarray:
         return np.full(len(rows), -1)
     call = found.call[rows]
     return np.where(call >= 0, (found.calls.kind[np.maximum(call, 0)] == Call.LAUNCH_EX).astype(int), -1)
-
-
-def _short(name: str) -> str:
-    return short_name(name)
