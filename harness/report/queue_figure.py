@@ -16,7 +16,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from harness.attribution.queue import PARITY
 from harness.report.decomposition import titled
-from harness.report.style import BASE, DPI, GAIN, INK, LEVER, MARK, RULE, SMALL, Page, bare, elide, look, text_width
+from harness.report.style import DPI, GAIN, INK, LEVER, MARK, RULE, SMALL, Page, bare, elide, look, text_width
 
 if TYPE_CHECKING:
     from harness.attribution.queue import Candidate, Queue
@@ -63,12 +63,12 @@ def _drawn(queue: Queue, title: str, points: list[_Point], foot: list[str]) -> t
     page = Page(title, [TALL], [line], foot)
     axes = page.axes(0, left=0.75, right=KEY + 0.25, top=0.08, bottom=0.5)
     _scales(axes, points)
-    _bars(axes, queue)
+    curves = _bars(axes, queue)
     for p in points:
         shade, hollow = _shade(p.what), p.what.ratio is None
         axes.scatter(p.what.share, p.ratio, s=(72 * p.size) ** 2, facecolor="none" if hollow else (shade, 0.75),
                      edgecolor=shade, linewidth=1.5, zorder=3)  # fmt: skip
-    unnamed = _names(axes, points)
+    unnamed = _names(axes, points, curves)
     _keys(page, points, queue)
     return page, unnamed
 
@@ -142,21 +142,25 @@ def _steps(low: float, high: float) -> list[float]:
 STYLES = ("solid", (0, (5, 2)), (0, (1, 1.5)))
 
 
-def _bars(axes: Axes, queue: Queue) -> None:
-    """For each bar, the line on which a class's whole budget is worth exactly that much of the wall; and parity."""
+def _bars(axes: Axes, queue: Queue) -> list[np.ndarray]:
+    """For each bar, the line on which a class's whole budget is worth exactly that much of the wall; and
+    parity. Returns the lines as (x, y) [points, 2] in inches."""
     (x_low, x_high), (y_low, y_high) = axes.get_xlim(), axes.get_ylim()
     x = np.geomspace(x_low, x_high, 800)
     busy = queue.table.busy_ms
+    drawn = []
     for (_, bar), style in zip(_ranked(queue), STYLES * len(queue.bars), strict=False):
         # Budget share · busy · (1 − 1/r) saves exactly the bar of the wall where r = 1 / (1 − need / (share · busy)).
         need = queue.wall_ms * (1 - 1 / (1 + bar))
         with np.errstate(divide="ignore", invalid="ignore"):
             curve = np.where(x * busy > need, 1 / (1 - need / (x * busy)), np.nan)
-        axes.plot(
-            x, np.where((curve >= 1) & (curve < 2 * y_high), curve, np.nan), color=MARK, lw=1.3, ls=style, zorder=2
-        )
+        shown = np.where((curve >= 1) & (curve < 2 * y_high), curve, np.nan)
+        axes.plot(x, shown, color=MARK, lw=1.3, ls=style, zorder=2)
+        line = np.column_stack([x, shown])[np.isfinite(shown)]
+        drawn.append(np.asarray(axes.transData.transform(line)) / DPI if len(line) else line)
     if _referenced(queue):
         axes.axhspan(y_low, min(PARITY, y_high), color=PALE, lw=0, zorder=0)
+    return drawn
 
 
 def _referenced(queue: Queue) -> bool:
@@ -171,9 +175,9 @@ def _shade(c: Candidate) -> str:
     return GAIN if c.clears and all(c.clears.values()) else LEVER if any(c.clears.values()) else RULE
 
 
-def _names(axes: Axes, points: Sequence[_Point]) -> list[str]:
-    """A name beside each bubble, largest budget first: the nearest place that touches no bubble and no other name, with a
-    line to its bubble where it had to move away. Returns the names that fit nowhere."""
+def _names(axes: Axes, points: Sequence[_Point], curves: Sequence[np.ndarray]) -> list[str]:
+    """A name beside each bubble, largest budget first: the nearest place that touches no bubble, no other name and, where
+    there is one, no bar's line, with a line to its bubble where it had to move away. Returns the names that fit nowhere."""
     unnamed: list[str] = []
     frame = [float(v) / DPI for v in axes.bbox.extents]
     at = [np.asarray(axes.transData.transform((p.what.share, p.ratio))) / DPI for p in points]
@@ -186,7 +190,8 @@ def _names(axes: Axes, points: Sequence[_Point]) -> list[str]:
         text = f"{name}  {p.what.budget_ms:.2f} ms" if p.what.budget_ms else name
         wide, tall = text_width(text, SMALL + 0.5) + 0.04, 0.17
         found = None
-        for clear in (True, False):  # best where the line to its bubble crosses nothing either
+        # Best where it is on no bar's line, and where the line to its bubble crosses nothing either.
+        for off, clear in ((True, True), (True, False), (False, True), (False, False)):
             for left, bottom in _places(x, y, p.size / 2, wide, tall):
                 box = (left, bottom, left + wide, bottom + tall)
                 inside = (
@@ -197,6 +202,7 @@ def _names(axes: Axes, points: Sequence[_Point]) -> list[str]:
                 )
                 edge = (min(max(x, box[0]), box[2]), min(max(y, box[1]), box[3]))
                 blocked = inside and any(_touch(box, other) for other in taken)
+                blocked = blocked or (inside and off and any(_on(box, curve) for curve in curves))
                 if inside and not blocked and not (clear and _crosses((x, y), edge, p.size / 2, taken, circle)):
                     found = (box, edge)
                     break
@@ -217,6 +223,12 @@ def _names(axes: Axes, points: Sequence[_Point]) -> list[str]:
             path_effects=[withStroke(linewidth=2.2, foreground="white")],
         )  # fmt: skip
     return unnamed
+
+
+def _on(box: tuple[float, ...], curve: np.ndarray) -> bool:
+    """Does a line of points pass through a box?"""
+    x, y = curve[:, 0], curve[:, 1]
+    return bool(((x > box[0]) & (x < box[2]) & (y > box[1] - 0.02) & (y < box[3] + 0.02)).any())
 
 
 def _crosses(start: tuple[float, float], end: tuple[float, float], radius: float, taken: Sequence[tuple[float, ...]],
@@ -294,14 +306,16 @@ def _keys(page: Page, points: Sequence[_Point], queue: Queue) -> None:
         (RULE, "clears none alone"),
     ):
         if shade in shades:
-            dots.append(_dot(shade, text, 8))
+            dots.append(
+                _dot(shade, text, 8, hollow=all(p.what.ratio is None for p in points if _shade(p.what) == shade))
+            )
     page.legend(0, dots, columns=1, x=x, y=y, title="Colour: if the whole budget were saved")
     y += 0.22 + 0.185 * len(dots) + 0.16
     fills = []
     if any(p.what.ratio is not None for p in points):
-        fills.append(_dot(BASE, "against the reference", 8))
+        fills.append(_dot(INK, "against the reference", 8))
     if any(p.what.ratio is None for p in points):
-        fills.append(_dot(BASE, "against its roofline (no reference)", 8, hollow=True))
+        fills.append(_dot(INK, "against its roofline (no reference)", 8, hollow=True))
     page.legend(0, fills, columns=1, x=x, y=y, title="Fill")
     y += 0.22 + 0.185 * len(fills) + 0.16
     most = max((p.what.budget_ms or 0.0 for p in points), default=0.0)
