@@ -70,11 +70,11 @@ def llama_cpp(r: Recorder, g: Geometry, rows: int, *, last_chunk: bool = True, v
         r.add(norm, f"{rows},1,1")
         product(blk + "attn_q.weight", rows)
         r.add(add)
-        r.add("void rope_neox<(bool)1, (bool)0, float, float>(int)")
+        r.add("void rope_neox<(bool)1, (bool)0, float, float>(int)", f"{rows * g.heads},1,1")
         for name in ("attn_v", "attn_k") if v_first else ("attn_k", "attn_v"):
             product(f"{blk}{name}.weight", rows)
             r.add(add)
-        r.add("void rope_neox<(bool)1, (bool)0, float, __half>(int)")
+        r.add("void rope_neox<(bool)1, (bool)0, float, __half>(int)", f"{rows * g.kv_heads},1,1")
         r.add("void k_set_rows<float, long, __half>(int)")
         r.add("void flash_attn_mask_to_KV_max<(int)8>(int)")
         r.add("void flash_attn_ext_f16<(int)64, (int)64, (int)8, (int)8>(const char *)", f"{rows},1,1")
@@ -251,7 +251,14 @@ def eager(g: Geometry, rows: int, *, joined: str = "", angles: bool = True, head
         for weights in [sum(qkv)] if "qkv" in joined else qkv:
             product(weights)
         sized(add, g.q_dim)
-        found.append(("void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 64, 64, 4>>(int)", "132,1,1", 0, 5000))
+        found.append(
+            (
+                "void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 64, 64, 4>>(int)",
+                f"{-(-rows // 64)},1,{g.heads}",
+                0,
+                5000,
+            )
+        )
         product(n["attn_output"])
         sized(add, g.hidden)
         for weights in [2 * n["ffn_gate"]] if "gate_up" in joined else [n["ffn_gate"]]:
@@ -621,3 +628,97 @@ def test_a_cut_trace_says_where_it_is_cut(cut: float, layers: int) -> None:
     for part, says in ((whole.iloc[: 2 * each + at], "ends"), (whole.iloc[at + 1 :], "starts")):
         told = find_forwards(part.reset_index(drop=True))
         assert told is not None and told.cut == says and set(told.whole) == {layers}
+
+
+# What shapes tell: another model of as many layers
+
+
+WIDE = replace(of_layers(4), hidden=1024, ffn=4096, heads=8, kv_heads=4, head_dim=128, vocab=4096)
+MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+OTHERS = [{"ffn": 2048}, {"ffn": 8192}, {"kv_heads": 2}, {"kv_heads": 8}, {"hidden": 2048}, {"heads": 16}]
+TILED = "ampere_fp16_s16816gemm_fp16_128x64_ldg8_f2f_stages_64x4_tn"
+
+
+def shapes_of(table: pd.DataFrame, g: Geometry) -> list[tuple[int, int, int]]:
+    """(row of the table, N, K) of every product of `eager`, the head's left out."""
+    rows = np.flatnonzero(table["name"].str.startswith("nvjet").to_numpy())[: g.layers * len(MATRICES)].tolist()
+    return [(row, *g.matrix_shape(f"blk.0.{m}.weight")) for row, m in zip(rows, MATRICES * g.layers, strict=True)]
+
+
+def told_by_dimensions(g: Geometry, rows: int) -> pd.DataFrame:
+    table = eager(g, rows, angles=False)
+    shape = [""] * len(table)
+    for row, n, k in shapes_of(table, g):
+        shape[row] = f"{rows},{n},{k}"
+    return table.assign(grid="1,1,1", shape=pd.array(shape, dtype=launches.COLUMNS["shape"]))
+
+
+def told_by_tiles(g: Geometry, rows: int) -> pd.DataFrame:
+    table = eager(g, rows, angles=False)
+    gather = table["name"].str.contains("gather")
+    name, grid = table["name"].tolist(), table["grid"].where(gather, "1,1,1").tolist()
+    for row, n, _ in shapes_of(table, g):
+        name[row], grid[row] = TILED, f"{-(-n // 64)},{-(-rows // 128)},1"
+    text = launches.COLUMNS["name"]
+    return table.assign(name=pd.array(name, dtype=text), grid=pd.array(grid, dtype=text))
+
+
+def told_by_a_vector(g: Geometry, rows: int) -> pd.DataFrame:
+    """silu with 8 elements a thread, as its name tells."""
+    table = eager(g, rows, angles=False)
+    silu = table["name"].str.contains("silu")
+    grid = table["grid"].where(~silu, f"{-(-rows * g.ffn // 1024)},1,1")
+    return table.assign(
+        name=table["name"].str.replace("kernel<4, at::native::(a", "kernel<8, at::native::(a"), grid=grid
+    )
+
+
+@pytest.mark.parametrize("other", OTHERS, ids=str)
+def test_dimensions_of_another_model_contradict(other: dict[str, int]) -> None:
+    table = told_by_dimensions(WIDE, 1500)
+    found = fit(table, WIDE)
+    assert (
+        "rows and widths of hidden, ffn, q, kv" in found.fits
+        and f"dimensions of {WIDE.layers * 7} products" in found.fits
+    )
+    with pytest.raises(RolesUnknown, match="the profiler tells M, N, K") as why:
+        fit(table, replace(WIDE, **other))
+    assert why.value.contradicted
+
+
+def test_dimensions_tell_the_rows() -> None:
+    table = told_by_dimensions(WIDE, 1500)
+    matches = classify_launches(table, RULES)
+    assert attribute(*matches, WIDE, tokens=None, tail="full").tokens == 1500
+    with pytest.raises(RolesUnknown, match="1500 tokens, not 1501"):
+        attribute(*matches, WIDE, tokens=1501, tail="full")
+
+
+@pytest.mark.parametrize("other", OTHERS[:4], ids=str)
+def test_tiles_of_another_model_contradict(other: dict[str, int]) -> None:
+    """A kernel whose name tells its tile launches a block a tile; grids that a persistent kernel may have say nothing."""
+    rows = 4000
+    table = told_by_tiles(WIDE, rows)
+    assert "ffn" in fit(table, WIDE, tokens=rows).fits
+    with pytest.raises(RolesUnknown, match="other tiles of") as why:
+        fit(table, replace(WIDE, **other), tokens=rows)
+    assert why.value.contradicted
+    persistent = table.assign(grid=table["grid"].where(table["name"] != TILED, "132,1,1"))
+    assert "widths of" not in fit(persistent, replace(WIDE, **other), tokens=rows).fits
+
+
+@pytest.mark.parametrize("ffn", [2048, 8192, 3072])
+def test_a_vectors_width_tells_the_ffn(ffn: int) -> None:
+    """Half the FFN at half the elements a thread is as many blocks; a kernel of 8-wide vectors has no 4 elements a thread."""
+    table = told_by_a_vector(WIDE, 1500)
+    assert "ffn" in fit(table, WIDE).fits
+    with pytest.raises(RolesUnknown, match="element-wise launches are not"):
+        fit(table, replace(WIDE, ffn=ffn))
+
+
+@settings(max_examples=25, deadline=None)
+@given(rows=st.integers(1024, 5000), heads=st.integers(4, 32), kv=st.sampled_from([1, 2, 4]), ffn=st.integers(16, 150))
+def test_the_right_model_never_contradicts(rows: int, heads: int, kv: int, ffn: int) -> None:
+    g = replace(WIDE, heads=heads * kv, kv_heads=kv, hidden=128 * heads * kv, ffn=ffn * 128)
+    for build in (told_by_dimensions, told_by_tiles, told_by_a_vector):
+        assert fit(build(g, rows), g, tokens=rows).tokens == rows
