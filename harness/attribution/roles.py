@@ -624,18 +624,18 @@ def check_tokens(
         return TokensTold(NOT_CHECKED, no_speed=why)
     rows_told = [r or 0 for r in row_of]
     steps = sum(r == 1 for r in rows_told) if max(rows_told) > 1 else 0
-    groups, whole = _groups(found, rows_told, steps > 0)
-    sizes = [n for n, w in zip(groups, whole, strict=True) if w]
-    partly = [n for n, w in zip(groups, whole, strict=True) if not w]
+    prefills = _groups(found, rows_told, steps > 0)
+    groups = [sum(rows_told[j] for j in part) for part, _ in prefills]
+    sizes = [n for n, (_, whole) in zip(groups, prefills, strict=True) if whole]
+    partly = [n for n, (_, whole) in zip(groups, prefills, strict=True) if not whole]
     if len(sizes) > 1 and sizes[0] < tokens and set(sizes[1:]) == {tokens}:
         partly.append(sizes.pop(0))  # the trace may start between two of its chunks
     fits = all(n == tokens for n in sizes) or (
         found.ends is None and (sum(groups) == tokens or chunked(groups, tokens))
     )
+    of = [found.attentions[np.concatenate([inside[j] for j in part])] for part, _ in prefills]
     grows = chunked(groups, tokens) and bool(
-        _uneven(
-            [_times(launches, found.attentions[p], _within(products, found.attentions[p])) for p in inside], told=True
-        )
+        _uneven([_times(launches, r, _within(products, r)) for r in of], told=True)
     )
     if not (fits or grows) or max(partly, default=0) > tokens:
         return TokensTold(_contradiction(sizes or partly, tokens), ok=False)
@@ -643,8 +643,7 @@ def check_tokens(
         why = f"{steps} of {len(rows_told)} forwards are decode steps of one row"
     elif repeats:
         each = [
-            sum(rows_told[j] for j, p in enumerate(inside) if found.attentions[p[0]] in set(r.tolist()))
-            for r in repeats
+            sum(rows_told[j] for j, p in enumerate(inside) if r[0] <= found.attentions[p[0]] <= r[-1]) for r in repeats
         ]
         why = uneven or ("" if set(each) == {tokens} else f"what repeats has {_listed(sorted(set(each)))} rows")
     elif cut or partly or not sizes:
@@ -674,24 +673,20 @@ def _rows_of(told: Rows, attentions: np.ndarray, part: np.ndarray) -> int | None
     return None
 
 
-def _groups(found: Forwards, rows: list[int], steps: bool) -> tuple[list[int], list[bool]]:
-    """(rows of each prefill, or of what there is of it; whether it is whole), without decode steps of one row."""
-    groups, whole = [], []
-    total, starts = 0, not found.starts_inside
+def _groups(found: Forwards, rows: list[int], steps: bool) -> list[tuple[list[int], bool]]:
+    """(numbers of its forwards, whether it is whole) of each prefill, without decode steps of one row."""
+    groups: list[tuple[list[int], bool]] = []
+    part: list[int] = []
     for j, n in enumerate(rows):
-        last = j == len(rows) - 1
         if steps and n == 1:
             continue
-        total += n
+        part.append(j)
         closed = found.ends is None or found.ends[j]
-        if closed or last:
-            groups.append(total)
-            whole.append(starts and closed and not (last and found.ends_inside))
-            total, starts = 0, True
-    if total:
-        groups.append(total)
-        whole.append(False)
-    return groups, whole
+        cut = (part[0] == 0 and found.starts_inside) or (j == len(rows) - 1 and found.ends_inside)
+        if closed or j == len(rows) - 1:
+            groups.append((part, closed and not cut))
+            part = []
+    return [*groups, (part, False)] if part else groups
 
 
 def _within(products: np.ndarray, attentions: np.ndarray) -> np.ndarray:
