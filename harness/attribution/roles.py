@@ -169,13 +169,16 @@ def check_layers(launches: pd.DataFrame, geometry: Geometry) -> None:
     copy of tokens or logits; a chunk whose rows nobody reads leaves out its last FFN. So a place that the model calls the
     end of a forward must differ from every place that it calls inner, and none of those may hold an embedding, or products
     and norms beyond a layer's (a head) or short of it (no FFN).
-    Raises RolesUnknown (contradicted).
+    Raises RolesUnknown: contradicted, or where a
+    forward of these layers is cut at an end of the table.
     """
     found, layers = find_forwards(launches), geometry.layers
     if found is None:
         return
     name, count = geometry.name or "the model", len(found.attentions)
     if count % layers:
+        if max(found.lengths) == layers and found.cut and set(found.lengths[1:-1]) <= {layers}:
+            raise RolesUnknown(f"the trace {found.cut} inside a forward of {name}", hint=_ONE_PREFILL)
         raise RolesUnknown(
             f"{count} attention launches are no multiple of the {layers} layers of {name}{_shown(found, layers)}",
             contradicted=True,
@@ -209,7 +212,7 @@ def _shown(found: Forwards, layers: int) -> str:
     """The layers that the launches themselves show, as a clause; "" where they are the model's."""
     shown = sorted(set(found.whole) or set(found.lengths))
     if shown == [layers]:
-        return f": the trace {found.cut} inside a forward" if found.cut else ""
+        return ""
     return f": the trace shows forwards of {_listed(shown)} layers" if len(shown) < 4 else ""
 
 

@@ -621,3 +621,15 @@ def test_a_cut_trace_says_where_it_is_cut(cut: float, layers: int) -> None:
     for part, says in ((whole.iloc[: 2 * each + at], "ends"), (whole.iloc[at + 1 :], "starts")):
         told = find_forwards(part.reset_index(drop=True))
         assert told is not None and told.cut == says and set(told.whole) == {layers}
+
+
+def test_a_cut_forward_of_the_right_model_contradicts_nothing() -> None:
+    table = joined(*[forward(6, 1500)] * 3)
+    at = int(np.flatnonzero(table["name"].str.contains("flash"))[2]) + 1
+    for part in (table.iloc[at:], table.iloc[:-at]):
+        with pytest.raises(RolesUnknown, match="inside a forward of 6 layers") as why:
+            fit(part.reset_index(drop=True), of_layers(6), tokens=1500)
+        assert not why.value.contradicted
+        with pytest.raises(RolesUnknown) as wrong:
+            fit(part.reset_index(drop=True), of_layers(4), tokens=1500)
+        assert wrong.value.contradicted
