@@ -581,7 +581,7 @@ def _equal_by_shapes(before: Side, after: Side) -> Work | None:
     evidence: a persistent one has as many blocks for any number of rows."""
     growing = [k for k in before.shapes if k in after.shapes and k[0] in GROWS]
     ratio = _rows_ratio(before, after)
-    if ratio is not None and abs(ratio - 1) > STAYS:
+    if ratio is not None and abs(ratio - 1) > SAME:
         return None
 
     def stays(key: tuple[str, str]) -> bool:
@@ -591,9 +591,12 @@ def _equal_by_shapes(before: Side, after: Side) -> Work | None:
         return a.launches == b.launches
 
     staying = [k for k in growing if stays(k)]
+    # Rows that both looked up, through norms of as many layers: whatever the rest became.
+    exact, norms = (_ratio_of(before, after, _a_row(before, after, c)) for c in ("embedding", "norm"))
+    sure = exact is not None and abs(exact - 1) <= STAYS and norms is not None and abs(norms - 1) <= SAME
     for side in (before, after):
         ms = sum(side.shapes[k].ms for k in staying)
-        if not staying or ms < 0.5 * sum(side.shapes[k].ms for k in growing):
+        if not staying or (not sure and ms < 0.5 * sum(side.shapes[k].ms for k in growing)):
             return None
     counts = [sum(side.shapes[k].launches for k in staying) for side in (before, after)]
     many = f"{counts[0]} launches" if counts[0] == counts[1] else f"{counts[0]} and {counts[1]} launches"
@@ -608,30 +611,46 @@ def _rows_ratio(before: Side, after: Side) -> float | None:
     By what launches a block a row; else by the families that grow with the rows, where at least two moved by one ratio and
     those are more than the ones that stayed (which may be persistent).
     """
-    b, a = before.shapes, after.shapes
-
-    def ratio_of(keys: list[tuple[str, str]]) -> float | None:
-        """Of the threads in all; None where as large grids ran another number of times: more forwards, or a persistent kernel."""
-        threads, counts = (
-            [sum(getattr(side[k], what) for k in keys) for side in (b, a)] for what in ("threads", "launches")
-        )
-        if not all(threads):
-            return None
-        ratio = threads[1] / threads[0]
-        same_grids = abs(ratio * counts[0] / counts[1] - 1) <= STAYS
-        return None if same_grids and counts[0] != counts[1] else ratio
-
-    shared = [k for k in b if k in a and k[0] in GROWS]
-    a_row = ratio_of([k for k in shared if BLOCK_A_ROW.get(classify.split_name(k[1])[0]) == k[0]])
-    if a_row is not None:
-        return a_row
-    ratios = [ratio_of([k for k in shared if k[0] == cls]) for cls in GROWS if any(k[0] == cls for k in shared)]
-    moved = [r for r in ratios if r is not None and abs(r - 1) > STAYS]
+    # A forward looks up its rows once; norms are left out at the end of a chunk whose rows nobody reads.
+    told = _ratio_of(before, after, _a_row(before, after, "embedding")) or _ratio_of(
+        before, after, _a_row(before, after)
+    )
+    if told is not None:
+        return told
+    shared = [k for k in before.shapes if k in after.shapes and k[0] in GROWS]
+    ratios = [
+        _ratio_of(before, after, [k for k in shared if k[0] == c]) for c in GROWS if any(k[0] == c for k in shared)
+    ]
+    moved = [r for r in ratios if r is not None and abs(r - 1) > SAME]
     for ratio in moved:
         together = [r for r in moved if abs(r / ratio - 1) <= SAME]
         if len(together) > 1 and len(together) > len(ratios) - len(moved):
             return median(together)
     return None
+
+
+def _a_row(before: Side, after: Side, *classes: str) -> list[tuple[str, str]]:
+    """What both sides launch with a block a row, of these classes or of all."""
+    return [
+        k
+        for k in before.shapes
+        if k in after.shapes
+        and BLOCK_A_ROW.get(classify.split_name(k[1])[0]) == k[0]
+        and (not classes or k[0] in classes)
+    ]
+
+
+def _ratio_of(before: Side, after: Side, keys: list[tuple[str, str]]) -> float | None:
+    """Of the threads in all; None where as large grids ran another number of times: more forwards, or a persistent kernel."""
+    threads, counts = (
+        [sum(getattr(side.shapes[k], what) for k in keys) for side in (before, after)]
+        for what in ("threads", "launches")
+    )
+    if not all(threads):
+        return None
+    ratio = threads[1] / threads[0]
+    same_grids = abs(ratio * counts[0] / counts[1] - 1) <= STAYS
+    return None if same_grids and counts[0] != counts[1] else ratio
 
 
 def _kinds(keys: list[tuple[str, str]]) -> str:

@@ -171,13 +171,16 @@ def check_layers(launches: pd.DataFrame, geometry: Geometry) -> None:
     copy of tokens or logits; a chunk whose rows nobody reads leaves out its last FFN. So a place that the model calls the
     end of a forward must differ from every place that it calls inner, and none of those may hold an embedding, or products
     and norms beyond a layer's (a head) or short of it (no FFN).
-    Raises RolesUnknown (contradicted).
+    Raises RolesUnknown: contradicted, or where a
+    forward of these layers is cut at an end of the table.
     """
     found, layers = find_forwards(launches), geometry.layers
     if found is None:
         return
     name, count = geometry.name or "the model", len(found.attentions)
     if count % layers:
+        if max(found.lengths) == layers and found.cut and set(found.lengths[1:-1]) <= {layers}:
+            raise RolesUnknown(f"the trace {found.cut} inside a forward of {name}", hint=_ONE_PREFILL)
         raise RolesUnknown(
             f"{count} attention launches are no multiple of the {layers} layers of {name}{_shown(found, layers)}",
             contradicted=True,
@@ -211,7 +214,7 @@ def _shown(found: Forwards, layers: int) -> str:
     """The layers that the launches themselves show, as a clause; "" where they are the model's."""
     shown = sorted(set(found.whole) or set(found.lengths))
     if shown == [layers]:
-        return f": the trace {found.cut} inside a forward" if found.cut else ""
+        return ""
     return f": the trace shows forwards of {_listed(shown)} layers" if len(shown) < 4 else ""
 
 
@@ -638,18 +641,18 @@ def check_tokens(
         return TokensTold(NOT_CHECKED, no_speed=why)
     rows_told = [r or 0 for r in row_of]
     steps = sum(r == 1 for r in rows_told) if max(rows_told) > 1 else 0
-    groups, whole = _groups(found, rows_told, steps > 0)
-    sizes = [n for n, w in zip(groups, whole, strict=True) if w]
-    partly = [n for n, w in zip(groups, whole, strict=True) if not w]
+    prefills = _groups(found, rows_told, steps > 0)
+    groups = [sum(rows_told[j] for j in part) for part, _ in prefills]
+    sizes = [n for n, (_, whole) in zip(groups, prefills, strict=True) if whole]
+    partly = [n for n, (_, whole) in zip(groups, prefills, strict=True) if not whole]
     if len(sizes) > 1 and sizes[0] < tokens and set(sizes[1:]) == {tokens}:
         partly.append(sizes.pop(0))  # the trace may start between two of its chunks
     fits = all(n == tokens for n in sizes) or (
         found.ends is None and (sum(groups) == tokens or chunked(groups, tokens))
     )
+    of = [found.attentions[np.concatenate([inside[j] for j in part])] for part, _ in prefills]
     grows = chunked(groups, tokens) and bool(
-        _uneven(
-            [_times(launches, found.attentions[p], _within(products, found.attentions[p])) for p in inside], told=True
-        )
+        _uneven([_times(launches, r, _within(products, r)) for r in of], told=True)
     )
     if not (fits or grows) or max(partly, default=0) > tokens:
         return TokensTold(_contradiction(sizes or partly, tokens), ok=False)
@@ -657,8 +660,7 @@ def check_tokens(
         why = f"{steps} of {len(rows_told)} forwards are decode steps of one row"
     elif repeats:
         each = [
-            sum(rows_told[j] for j, p in enumerate(inside) if found.attentions[p[0]] in set(r.tolist()))
-            for r in repeats
+            sum(rows_told[j] for j, p in enumerate(inside) if r[0] <= found.attentions[p[0]] <= r[-1]) for r in repeats
         ]
         why = uneven or ("" if set(each) == {tokens} else f"what repeats has {_listed(sorted(set(each)))} rows")
     elif cut or partly or not sizes:
@@ -688,24 +690,20 @@ def _rows_of(told: Rows, attentions: np.ndarray, part: np.ndarray) -> int | None
     return None
 
 
-def _groups(found: Forwards, rows: list[int], steps: bool) -> tuple[list[int], list[bool]]:
-    """(rows of each prefill, or of what there is of it; whether it is whole), without decode steps of one row."""
-    groups, whole = [], []
-    total, starts = 0, not found.starts_inside
+def _groups(found: Forwards, rows: list[int], steps: bool) -> list[tuple[list[int], bool]]:
+    """(numbers of its forwards, whether it is whole) of each prefill, without decode steps of one row."""
+    groups: list[tuple[list[int], bool]] = []
+    part: list[int] = []
     for j, n in enumerate(rows):
-        last = j == len(rows) - 1
         if steps and n == 1:
             continue
-        total += n
+        part.append(j)
         closed = found.ends is None or found.ends[j]
-        if closed or last:
-            groups.append(total)
-            whole.append(starts and closed and not (last and found.ends_inside))
-            total, starts = 0, True
-    if total:
-        groups.append(total)
-        whole.append(False)
-    return groups, whole
+        cut = (part[0] == 0 and found.starts_inside) or (j == len(rows) - 1 and found.ends_inside)
+        if closed or j == len(rows) - 1:
+            groups.append((part, closed and not cut))
+            part = []
+    return [*groups, (part, False)] if part else groups
 
 
 def _within(products: np.ndarray, attentions: np.ndarray) -> np.ndarray:

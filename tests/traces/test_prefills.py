@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from harness import launches
 from harness.attribution.decompose import Decomposition, decompose
@@ -134,6 +136,119 @@ def test_transformers_prefill_by_role(traces: Path) -> None:
         load_recorded(path, occurrence=1)
     wrong = decomposed(path, gguf=QWEN, tokens=33250)
     assert not wrong.check("plan").ok and wrong.tok_per_s is None
+
+
+def forwards(
+    path: Path, each: list[tuple[int, bool, int]], *, layers: int = 4, told: bool = True, first: int = 0, last: int = 0
+) -> Path:
+    """Forwards of (rows, with a head, cached rows) as an engine of block-a-row norms runs them, cut at `first` and `last`
+    launches from the ends. told: the norms are kernels whose grid is known to be their rows."""
+    norm = "void vllm::rms_norm_kernel<float>(float*)" if told else "void my::rms_norm_kernel<float>(float*)"
+    found: list[tuple[str, str, int]] = []  # name, grid, ns
+    for rows, head, past in each:
+        found.append(("void k_get_rows_float<float, float>(int)", "8,1,1", 1000))
+        for _ in range(layers):
+            found += [(norm, f"{rows},1,1", 500), ("nvjet_sm90_hsh_128x240_64x4_2x1_v_bz_TNT", "132,1,1", 100 * rows),
+                      ("void flash::flash_fwd_kernel<int>(int)", "132,1,1", 40 * rows + 80 * past), ("ampere_fp16_s884gemm_128x64_nn", "132,1,1", 90 * rows),
+                      (norm, f"{rows},1,1", 500), ("ampere_fp16_s884gemm_256x64_nn", "132,1,1", 400 * rows), ("ampere_fp16_s884gemm_256x128_nn", "132,1,1", 200 * rows)]  # fmt: skip
+        if head:
+            found += [(norm, "1,1,1", 500), ("nvjet_sm90_hsh_384x8_64x4_2x1_v_bz_TNT", "66,1,1", 9000)]
+    found = found[first : len(found) - last]
+    ns = np.array([f[2] for f in found])
+    start = np.cumsum(np.r_[0, ns[:-1] + 100])
+    table = launches.from_columns(
+        name=[f[0] for f in found], grid=[f[1] for f in found], kind=["kernel"] * len(found), start_ns=start, end_ns=start + ns, device=[0] * len(found),
+    )  # fmt: skip
+    launches.save(table, path)
+    return path
+
+
+CHUNKS = [(512, False, 0), (512, False, 512), (512, False, 1024), (512, True, 1536)]
+HEADS = [(512, True, 512 * i) for i in range(4)]
+EACH = 4 * 7 + 3
+
+
+@pytest.mark.parametrize(
+    ("each", "tokens", "prefills"),
+    [([(700, True, 0)], 700, None), ([(700, True, 0)] * 4, 700, 4), (CHUNKS, 2048, None), (CHUNKS * 4, 2048, 4)],
+    ids=["one", "several", "chunked", "several chunked"],
+)
+def test_tokens_are_held_to_the_rows_in_grids(
+    tmp_path: Path, each: list[tuple[int, bool, int]], tokens: int, prefills: int | None
+) -> None:
+    path = forwards(tmp_path / "t.parquet", each)
+    result = decomposed(path, tokens=tokens)
+    assert result.ok and "by grids of a block a row" in result.check("plan").detail
+    assert result.tok_per_s and result.prefills == prefills
+    for wrong in (tokens // 4, tokens - 1, tokens + 1, 2 * tokens, 4096):
+        other = decomposed(path, tokens=wrong)
+        assert not other.check("plan").ok and other.tok_per_s is None, wrong
+        assert f"{tokens} rows, not {wrong}" in other.check("plan").detail
+    blind = decomposed(forwards(tmp_path / "b.parquet", each, told=False), tokens=999)
+    assert blind.ok and blind.check("plan").detail == "tokens as given, not checked"
+
+
+@pytest.mark.parametrize(
+    ("each", "first", "last", "tokens", "why"),
+    [
+        ([(700, True, 0)], 9, 0, 700, "starts inside"), ([(700, True, 0)], 0, 12, 700, "ends inside"),
+        ([(700, True, 0)] * 2, 9, 12, 700, "inside a forward"), (HEADS, 0, 0, 2048, "attention takes"), (HEADS, 0, 0, 512, "attention takes"),
+        ([(700, True, 0), *[(1, True, 700)] * 5], 0, 0, 700, "decode steps"),
+    ],
+    ids=["cut start", "cut end", "cut both", "heads in chunks", "a chunk as a prefill", "decode steps"],
+)  # fmt: skip
+def test_what_is_no_whole_prefill_gets_no_tok_per_s(
+    tmp_path: Path, each: list[tuple[int, bool, int]], first: int, last: int, tokens: int, why: str
+) -> None:
+    path = forwards(tmp_path / "t.parquet", each, first=first, last=last)
+    result = decomposed(path, tokens=tokens)
+    assert result.tok_per_s is None and result.check("plan").ok
+    assert any(n.startswith("no tok/s") and why in n for n in result.notes), result.notes
+
+
+@given(first=st.integers(1, EACH - 1), last=st.integers(1, EACH - 1), tokens=st.sampled_from([350, 700, 1400]))
+@settings(deadline=None, max_examples=20)
+def test_cut_ends_never_make_another_tok_per_s(
+    tmp_path_factory: pytest.TempPathFactory, first: int, last: int, tokens: int
+) -> None:
+    """Four prefills of which the first and the last are cut: the whole ones tell, or none does."""
+    path = forwards(tmp_path_factory.mktemp("cut") / "t.parquet", [(700, True, 0)] * 4, first=first, last=last)
+    one = decomposed(forwards(path.parent / "one.parquet", [(700, True, 0)]), tokens=700)
+    result = decomposed(path, tokens=tokens)
+    if tokens == 700:
+        assert result.tok_per_s in (None, pytest.approx(one.tok_per_s, rel=0.01))
+    else:
+        assert result.tok_per_s is None and not result.check("plan").ok
+
+
+def test_a_saved_table_says_its_tokens(tmp_path: Path) -> None:
+    path = forwards(tmp_path / "t.parquet", [(700, True, 0)])
+    table = launches.load(path)
+    saved = launches.Saved(source="cupti", tokens=700, wall_ns=10**9)
+    launches.save(table.assign(**{"class": "gemm"}).astype({"class": "string"}), tmp_path / "s.parquet", saved)
+    assert (
+        "700 tokens, as the table was saved of" in decomposed(tmp_path / "s.parquet", tokens=700).check("plan").detail
+    )
+
+
+@pytest.mark.parametrize("layers", [1, 2, 4, 7, 14])
+def test_a_transformers_prefill_has_the_layers_that_ran(
+    traces: Path, monkeypatch: pytest.MonkeyPatch, layers: int
+) -> None:
+    from dataclasses import replace
+
+    from harness.attribution import recorded
+
+    path = traces.parents[1] / "cases" / "traces" / "h200_hf_qwen2_7b_prefill_3325.pt.trace.json.gz"
+    if not path.is_file():
+        pytest.skip(f"no {path}")
+    whole = recorded.geometry_of(QWEN)
+    monkeypatch.setattr(recorded, "geometry_of", lambda _: replace(whole, layers=layers))
+    result = decomposed(path, gguf=QWEN, tokens=3325)
+    assert not result.check("plan").ok and "forwards of 28 layers" in result.check("plan").detail
+    assert result.tok_per_s is None and {r.gmac for r in result.classes} == {None}
+    with pytest.raises(HarnessError, match="holds forwards of 28 layers, and the model of --gguf has"):
+        load_recorded(path, gguf=QWEN, occurrence=1)
 
 
 def test_the_command_exits_6_where_the_plan_fails(traces: Path) -> None:

@@ -630,12 +630,24 @@ def test_a_cut_trace_says_where_it_is_cut(cut: float, layers: int) -> None:
         assert told is not None and told.cut == says and set(told.whole) == {layers}
 
 
+def test_a_cut_forward_of_the_right_model_contradicts_nothing() -> None:
+    table = joined(*[forward(6, 1500)] * 3)
+    at = int(np.flatnonzero(table["name"].str.contains("flash"))[2]) + 1
+    for part in (table.iloc[at:], table.iloc[:-at]):
+        with pytest.raises(RolesUnknown, match="inside a forward of 6 layers") as why:
+            fit(part.reset_index(drop=True), of_layers(6), tokens=1500)
+        assert not why.value.contradicted
+        with pytest.raises(RolesUnknown) as wrong:
+            fit(part.reset_index(drop=True), of_layers(4), tokens=1500)
+        assert wrong.value.contradicted
+
+
 # What shapes tell: another model of as many layers
 
 
-WIDE = replace(of_layers(4), hidden=1024, ffn=4096, heads=8, kv_heads=4, head_dim=128, vocab=4096)
+WIDE = replace(of_layers(4), hidden=1024, ffn=8192, heads=8, kv_heads=4, head_dim=128, vocab=4096)
 MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
-OTHERS = [{"ffn": 2048}, {"ffn": 8192}, {"kv_heads": 2}, {"kv_heads": 8}, {"hidden": 2048}, {"heads": 16}]
+OTHERS = [{"ffn": 4096}, {"ffn": 16384}, {"kv_heads": 2}, {"kv_heads": 8}, {"hidden": 2048}, {"heads": 16}]
 TILED = "ampere_fp16_s16816gemm_fp16_128x64_ldg8_f2f_stages_64x4_tn"
 
 
@@ -694,7 +706,7 @@ def test_dimensions_tell_the_rows() -> None:
         attribute(*matches, WIDE, tokens=1501, tail="full")
 
 
-@pytest.mark.parametrize("other", OTHERS[:4], ids=str)
+@pytest.mark.parametrize("other", OTHERS[:2], ids=str)
 def test_tiles_of_another_model_contradict(other: dict[str, int]) -> None:
     """A kernel whose name tells its tile launches a block a tile; grids that a persistent kernel may have say nothing."""
     rows = 4000
@@ -707,7 +719,7 @@ def test_tiles_of_another_model_contradict(other: dict[str, int]) -> None:
     assert "widths of" not in fit(persistent, replace(WIDE, **other), tokens=rows).fits
 
 
-@pytest.mark.parametrize("ffn", [2048, 8192, 3072])
+@pytest.mark.parametrize("ffn", [4096, 16384, 6144])
 def test_a_vectors_width_tells_the_ffn(ffn: int) -> None:
     """Half the FFN at half the elements a thread is as many blocks; a kernel of 8-wide vectors has no 4 elements a thread."""
     table = told_by_a_vector(WIDE, 1500)
@@ -717,7 +729,7 @@ def test_a_vectors_width_tells_the_ffn(ffn: int) -> None:
 
 
 @settings(max_examples=25, deadline=None)
-@given(rows=st.integers(1024, 5000), heads=st.integers(4, 32), kv=st.sampled_from([1, 2, 4]), ffn=st.integers(16, 150))
+@given(rows=st.integers(1024, 4096), heads=st.integers(4, 32), kv=st.sampled_from([1, 2, 4]), ffn=st.integers(16, 150))
 def test_the_right_model_never_contradicts(rows: int, heads: int, kv: int, ffn: int) -> None:
     g = replace(WIDE, heads=heads * kv, kv_heads=kv, hidden=128 * heads * kv, ffn=ffn * 128)
     for build in (told_by_dimensions, told_by_tiles, told_by_a_vector):

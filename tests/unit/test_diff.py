@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -212,6 +213,93 @@ def test_more_rows_in_the_same_launches_are_not_equal_work() -> None:
     found = diff(*sides(prefill(), prefill(rows=2.0)))
     assert not found.work.known and not found.work.per_launch
     assert found.net_ms == pytest.approx(6 * 0.402)
+
+
+def rows_of(
+    rows: int, *, chunks: int = 1, prefills: int = 1, layers: int = 6, gemm_us: float = 100.0, cut: int = 0
+) -> pd.DataFrame:
+    """Prefills of a vLLM-like engine whose norms launch a block a row; GEMMs and the swiglu are persistent and as long
+    for any rows, as where weights bound them."""
+    norm, add = (
+        "void vllm::rms_norm_kernel<c10::Half>(c10::Half*)",
+        "void vllm::fused_add_rms_norm_kernel<c10::Half, 8>(int)",
+    )
+    gather, rope = (
+        "void at::native::vectorized_gather_kernel<16, long>(char*)",
+        "void vllm::rotary_embedding_kernel<c10::Half>(int)",
+    )
+    n, found = rows // chunks, []
+    for _ in range(prefills):
+        for i in range(chunks):
+            found.append((gather, "embedding", f"{n},2,1", 2.0))
+            for layer in range(layers):
+                found += [(add if layer else norm, "norm", f"{n},1,1", n / 100), ("nvjet_qkv", "gemm", "132,1,1", gemm_us), (rope, "rope", f"{n},1,1", n / 200),
+                          ("flash", "attention", "132,1,1", n / 10 * (1 + 2 * i)), ("nvjet_o", "gemm", "132,1,1", gemm_us), (add, "norm", f"{n},1,1", n / 100),
+                          ("nvjet_gate_up", "gemm", "132,1,1", 4 * gemm_us), ("void vllm::act_and_mul_kernel<c10::Half>(int)", "swiglu", "264,1,1", 60.0),
+                          ("nvjet_down", "gemm", "132,1,1", 2 * gemm_us)]  # fmt: skip
+            found.append((add, "norm", f"{n},1,1", n / 100))
+            if i == chunks - 1:
+                found.append(("nvjet_head", "gemm", "66,1,1", 50.0))
+    found = found[: len(found) - cut]
+    ends = np.cumsum([round(us * 1000) for *_, us in found])
+    return from_columns(
+        name=[f[0] for f in found], kind=["kernel"] * len(found), start_ns=np.r_[0, ends[:-1]], end_ns=ends, device=[0] * len(found),
+        grid=[f[2] for f in found], block=["128,1,1"] * len(found), **{"class": [f[1] for f in found]},
+    )  # fmt: skip
+
+
+@given(rows=st.integers(1, 40), more=st.integers(1, 40), gemm=st.sampled_from([5.0, 100.0, 1000.0]))
+@settings(deadline=None, max_examples=25)
+def test_persistent_products_are_no_evidence_of_equal_work(rows: int, more: int, gemm: float) -> None:
+    """Prefills of two lengths whose products and swiglu neither move in grid nor in time."""
+    tables = rows_of(rows * 64, gemm_us=gemm), rows_of((rows + more) * 64, gemm_us=gemm)
+    found = diff(*sides(*tables))
+    if more / rows > 0.1:
+        assert not found.work.known and found.work_factor == 1
+        assert f"{(rows + more) / rows:.3g} × the rows" in found.work.detail
+    assert diff(*sides(tables[0], tables[0])).work.known
+
+
+def test_families_that_move_together_withdraw_equal_work_and_one_alone_does_not() -> None:
+    """Of no block-a-row kernel: norm and rope double their grids, a long persistent swiglu does not."""
+    hidden = {"rms_norm_kernel": "my_norm", "fused_add_my_norm": "my_add_norm", "vectorized_gather_kernel": "my_gather"}
+
+    def blind(table: pd.DataFrame) -> pd.DataFrame:
+        names = table["name"]
+        for old, new in hidden.items():
+            names = names.str.replace(old, new)
+        return table.assign(name=names)
+
+    one, two = blind(rows_of(512)), blind(rows_of(1024))
+    assert not diff(*sides(one, two)).work.known
+    vectorised = one.assign(grid=one["grid"].where(one["class"] != "rope", "256,1,1"))
+    assert diff(*sides(one, vectorised)).work.known, "one family with fewer blocks is a new kernel, not fewer rows"
+
+
+@given(chunks=st.sampled_from([2, 4, 8]), prefills=st.integers(1, 3))
+@settings(deadline=None, max_examples=8)
+def test_equal_work_says_what_is_equal_of_micro_batches(chunks: int, prefills: int) -> None:
+    found = diff(*sides(rows_of(2048, chunks=chunks, prefills=prefills), rows_of(2048, prefills=prefills)))
+    assert found.work.known and found.work_factor == 1
+    assert re.search(r"as many threads in \d+ and \d+ launches", found.work.detail) and "stay" not in found.work.detail
+
+
+def test_tokens_that_grids_contradict_are_refused_in_one_sentence() -> None:
+    a, b = rows_of(512), rows_of(1024)
+    assert diff(*(side_of_launches(t, "x", source="nsys", tokens=n) for t, n in ((a, 512), (b, 1024)))).work_factor == 2
+    with pytest.raises(HarnessError, match=r"x is not of 1024 tokens: .* 512 rows, not 1024") as why:
+        side_of_launches(a, "x", source="nsys", tokens=1024)
+    assert "\n" not in str(why.value)
+    table = prefill(), prefill(rows=2.0)  # no kernel with a block a row: the families that move together tell
+    with pytest.raises(HarnessError, match=r"hold 2 × the rows of 0\.sqlite's, not 512 and 512 tokens"):
+        diff(*sides(*table, tokens=512, prefills=1))
+
+
+def test_a_cut_side_is_said() -> None:
+    whole, torn = rows_of(512, prefills=3), rows_of(512, prefills=3, cut=30)
+    assert not any("inside a forward" in n for n in diff(*sides(whole, whole)).notes)
+    assert any("1.sqlite ends inside a forward" in n for n in diff(*sides(whole, torn), equal_work=True).notes)
+    assert not any("inside a forward" in n for n in diff(*sides(rows_of(512), rows_of(512))).notes)
 
 
 @given(times=st.integers(2, 6))
