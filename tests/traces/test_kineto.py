@@ -174,3 +174,38 @@ def test_a_damaged_gzip_stream_is_one_sentence(tmp_path: Path) -> None:
         path.write_bytes(data[:at] + b"\xa5" * 300 + data[at + 300 :])
         with pytest.raises(HarnessError, match=r"x\.json\.gz"):
             read_kineto(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "dims", "shape"),
+    [
+        ("aten::mm", [[7, 64], [64, 96]], "7,96,64"),
+        ("aten::addmm", [[96], [7, 64], [64, 96], [], []], "7,96,64"),
+        ("aten::bmm", [[1, 7, 64], [1, 64, 96]], "7,96,64"),
+        ("aten::bmm", [[4, 7, 64], [4, 64, 96]], ""),  # several products
+        ("aten::mm", [[7, 64], [65, 96]], ""),
+        ("aten::mm", [["7", 64], [64, 96]], ""),
+        ("aten::mm", [[1 << 70, 64], [64, 96]], ""),
+        ("aten::mm", [[7, 64]], ""),
+        ("aten::mm", "64", ""),
+        ("aten::mm", [None, {"a": 1}], ""),
+        ("aten::add", [[7, 64], [64, 96]], ""),
+    ],
+)
+def test_the_dimensions_of_a_products_operator_are_its_launchs(
+    tmp_path: Path, name: str, dims: Any, shape: str
+) -> None:
+    """record_shapes=True: the launch submitted inside an operator has the dimensions of its inputs; the next one has none."""
+    path = tmp_path / "t.json"
+    events = [
+        {"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": 1, "ts": 0, "dur": 10, "args": {"Input Dims": dims}},
+        {"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": 2, "ts": 50, "dur": 10, "args": {"Input Dims": [[1, 2], [2, 3]]}},
+    ]  # fmt: skip
+    for i, at in enumerate((5, 55)):
+        events += [
+            {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1, "ts": at, "dur": 2, "args": {"correlation": i + 1}},
+            {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": at + 20, "dur": 5,
+             "args": {"device": 0, "stream": 7, "correlation": i + 1}},
+        ]  # fmt: skip
+    path.write_text(json.dumps({"traceEvents": events}))
+    assert read_kineto(path).launches["shape"].tolist() == [shape, ""]
