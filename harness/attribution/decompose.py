@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 __all__ = ["PARITY", "ClassRow", "Decomposition", "decompose", "load_decomposition", "sound"]
 
+SHARES_REST_ON = ("processes", "streams", "activity", "records", "conservation")
+"""Checks whose failure makes the shares meaningless, the cause before what follows from it."""
 PARITY = 1.10
 """A class within 10 % of its reference has no budget, however large its share."""
 
@@ -304,23 +306,25 @@ def config_hash(result: Decomposition) -> str:
 
 
 def headline(result: Decomposition) -> str:
-    """One line: what dominates, and how far from the roofline it is."""
+    """One line: what dominates, and how far from the roofline it is; or the check that failed, where its failure makes the
+    shares meaningless."""
+    for name in SHARES_REST_ON:
+        if broken := next((c for c in result.checks if c.name == name and not c.ok), None):
+            return f"{broken.detail[:1].upper()}{broken.detail[1:]}."
     top_class = next(iter(result.by_class()))
     top = [r for r in result.classes if r.cls == top_class]
     ms = sum(r.sum_ms for r in top)
-    if lost := next((c for c in result.checks if c.name == "activity" and not c.ok), None):
-        return f"{lost.detail[:1].upper()}{lost.detail[1:]}."
     if hole := result.hole:
         return (
             f"A hole of {_ms(hole.ms)} in {_ms(result.traced_wall_ms)}, between {short_name(hole.before)} and {short_name(hole.after)}: nothing was "
-            f"recorded in it. Outside of it {top_class} dominates with {_ms(ms)}, {ms / result.busy_ms:.1%} of busy; choose a window without it."
+            f"recorded in it. Outside of it {top_class} dominates with {_ms(ms)}, {_of_busy(ms, result.busy_ms)}; choose a window without it."
         )
     if result.gap_ms > ms:
         return (
             f"The gap dominates: the device waits for {_ms(result.gap_ms)} of {_ms(result.traced_wall_ms)} "
             f"({result.gap_ms / result.traced_wall_ms:.1%}); {top_class} is next with {_ms(ms)}."
         )
-    line = f"{top_class} dominates: {_ms(ms)}, {ms / result.busy_ms:.1%} of busy"
+    line = f"{top_class} dominates: {_ms(ms)}, {_of_busy(ms, result.busy_ms)}"
     floors = [r.floor_ms for r in top if r.floor_ms is not None]
     if len(floors) == len(top) and sum(floors) > 0:
         sol = sum(floors) / ms
@@ -329,6 +333,11 @@ def headline(result: Decomposition) -> str:
     if result.floor_ms:
         line += f"; the whole wall is {result.wall_ms / result.floor_ms:.2f}× its floor of {_ms(result.floor_ms)}"
     return line + "."
+
+
+def _of_busy(ms: float, busy_ms: float) -> str:
+    """A class's share in words; launches that run at once sum to more than busy, of which no share is above 100 %."""
+    return f"{ms / busy_ms:.1%} of busy" if ms <= busy_ms else f"several at once in {_ms(busy_ms)} of busy"
 
 
 def _ms(value: float) -> str:

@@ -121,8 +121,12 @@ def load_recorded(
         notes += recorded.ranges.notes
     about["gap_parts_ms"] = window.overheads(trace.overheads, notes)
     recorded.launches, recorded.wall_ns = window.closed()
+    made = checks_of(seen)
     about |= _gap(seen, recorded.launches)
-    about["more_checks"] = [*checks_of(seen), *about.get("more_checks", [])]
+    if any(c.name in ("records", "activity") and not c.ok for c in made):
+        about |= {"gap_causes_ms": {}, "idle": []}
+        notes.append("the gap's causes are unknown: device records are missing, so part of it is no wait")
+    about["more_checks"] = [*made, *about.get("more_checks", [])]
     if trace.saved is not None:
         _as_saved(recorded, trace.saved, path, whole=occurrence is None)
     return recorded

@@ -88,7 +88,7 @@ def _show_info(found: dict[str, Any]) -> None:
     heads = ["device<", "launches<", "kernels ms", "all ms", "union ms", "span ms"]
     print_table(heads, rows, drop=["all ms", "kernels ms"])
     for device, of in found["repeats"].items():
-        say(f"device {device}: a sequence of {of['launches']:,} launches repeats {of['count']} times")
+        say(f"device {device}: {of['what']}")
     for device, names in found["processes"].items():
         if len(names) > 1:
             say(f"device {device}: {len(names)} processes, {', '.join(names)}")

@@ -54,5 +54,16 @@ def test_annotations_of_a_profiler_trace_are_ranges_and_devices_are_chosen(tmp_p
 
 def test_a_recorded_benchmark_repeats_its_prefill(traces: Path) -> None:
     found = info(traces / "nsys_h200_llama_cpp_mmq_ub4096.sqlite")
-    assert found["repeats"] == {"0": {"count": 4, "launches": 848}}
+    assert found["repeats"] == {
+        "0": {"count": 4, "launches": 848, "prefills": True, "what": "4 × the same 848 launches"}
+    }
     assert found["next"].endswith("--occurrence 2")
+
+
+def test_layers_that_repeat_are_listed_as_layers_and_the_next_command_runs(tmp_path: Path) -> None:
+    names = ["void vllm::rms_norm_kernel<float>(float*)", "ampere_sgemm_128x64_tn", "flash_fwd_kernel", "ampere_sgemm_64x64_tn", "void vllm::act_and_mul_kernel<float, vllm::silu_kernel>(float*)"]  # fmt: skip
+    kernels = [event(names[i % 5], 12 * i, 10) for i in range(5 * 12)]
+    found = info(trace_file(tmp_path / "t.json", kernels))
+    assert found["repeats"]["0"]["what"] == "12 × of 5 launches, one attention each: layers or groups of layers"
+    assert not found["repeats"]["0"]["prefills"] and "--occurrence" not in found["next"]
+    assert run(found["next"]) == 0

@@ -340,6 +340,8 @@ def test_graph_launches_without_nodes_fail_and_the_gap_does_not_dominate(tmp_pat
     assert headline(result).startswith(
         "19 of 20 graph launches have no device activity"
     ) and "not idle time" in headline(result)
+    assert not result.gap_causes_ms and not result.idle, "no cause of a gap that is no wait"
+    assert any("the gap's causes are unknown" in note for note in result.notes)
 
 
 @pytest.mark.parametrize(("lost", "fails"), [(0, False), (2, False), (3, True), (60, True)])
@@ -421,6 +423,7 @@ def test_records_that_are_there_twice_fail(tmp_path: Path, offset: float) -> Non
     events = [e for k in forward() for e in ([k, k | {"ts": k["ts"] + offset}] if k["cat"] == "kernel" else [k])]
     result = decomposed(trace_file(tmp_path / "t.json", events))
     assert failed(result) == ["streams"] and "the trace holds its records twice" in result.check("streams").detail
+    assert headline(result).startswith("Launches of one stream overlap by") and "dominates" not in headline(result)
 
 
 def test_recordings_mixed_in_one_stream_fail(tmp_path: Path) -> None:
@@ -450,6 +453,7 @@ def test_nodes_of_a_graph_and_launches_of_two_streams_overlap_honestly(tmp_path:
     streams = [event("s", 1000 + 5 * i, 9) | {"args": {"device": 0, "stream": 7 + i % 2}} for i in range(40)]
     result = decomposed(trace_file(tmp_path / "s.json", streams))
     assert not failed(result) and result.overlap_ms > 0.1
+    assert "several at once in 0.20 ms of busy" in headline(result), "no share above 100 %"
 
 
 # The gap
