@@ -22,7 +22,7 @@ _PREFIXED: tuple[tuple[str, str], ...] = (
     ("GitHub, docs: about authentication, token formats", r"(?:gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,})"),
     ("GitLab, docs: token overview, token prefixes", r"gl(?:pat|oas|dt|rt|cbt|ptt|ft|imt|agent|soat|ffct|wt)-[\w.-]{16,}"),
     ("Hugging Face, docs: user access tokens", r"(?:hf|api_org)_[A-Za-z0-9]{16,}"),
-    ("OpenAI and Anthropic, API references (sk-, sk-proj-, sk-ant-)", r"sk-(?=[\w-]*\d)[\w-]{16,}"),
+    ("OpenAI and Anthropic, API references (sk-, sk-proj-, sk-ant-)", r"sk-(?:(?:proj|ant|svcacct|admin|or)-|(?=[\w-]*\d))[\w-]{16,}"),
     ("AWS, IAM reference: unique identifiers", r"(?:AKIA|ASIA|ABIA|ACCA|AROA|AIDA|A3T[A-Z0-9])[A-Z0-9]{12,}"),
     ("Google, gitleaks rule gcp-api-key; OAuth 2 tokens", r"(?:AIza[\w-]{30,}|ya29\.[\w-]{16,}|GOCSPX-[\w-]{16,})"),
     ("Slack, docs: token types; incoming webhooks", r"(?:xox[abeoprs]-[\w-]{8,}|xapp-\d-[\w-]{8,}|hooks\.slack\.com/services/[\w/]+)"),
@@ -57,12 +57,19 @@ _NAMED = re.compile(
     r"(?P<value>\\+\"(?:(?!\\+\").)*\\+\"|\"(?:[^\"\\]|\\.)*\"|\\*'[^']*'|\\*[\"']\S*|[^\s\"',;&)}\]]+)",
     re.IGNORECASE,
 )
+_SHORT = re.compile(
+    r"(?<![A-Za-z0-9])(?P<name>pw|pass|psw)=(?P<quote>\\*[\"']?)(?!(?:\d{1,7}|forward|backward|fwd|bwd)\b)[^\s\"',;&)}\]\\]+",
+    re.IGNORECASE,
+)
+"""Names too common in prose for another sign than "=", and what a pass may be ("pass=3", "pass=forward")."""
 _FLAG = re.compile(r"(?:^|[\s\"'])--?[\w.-]*$")
 _BEARER = re.compile(r"\b(?P<word>bearer)\s+(?P<value>[\w.~+/=-]{6,})", re.IGNORECASE)
 _HEADER = re.compile(r"\b(?P<word>(?:proxy-)?authorization\"?\s*[:=]\s*\"?)(?:(?:basic|bearer|token|digest|negotiate)\s+)?[^\s\"',;]+", re.IGNORECASE)  # fmt: skip
 _USERINFO = re.compile(r"(?P<scheme>\b[A-Za-z][A-Za-z0-9+.-]{0,15}://)[^\s/@\"']+@")
 
 _EMAIL = re.compile(r"(?<![\w.+-])[\w.+-]+@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*\.[A-Za-z]{2,}(?![\w-])")
+_LOGIN = re.compile(r"(?<![\w@.+/-])[\w.+-]+@[A-Za-z0-9][\w.-]*:(?:\d{2,5}\b|(?=[~/]))")
+"""An account on a machine: user@host with a port, or with a path as scp takes it."""
 _IPV4 = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w]|\.\d)")
 _IPV6 = re.compile(
     r"(?<![\w:.])(?:[0-9A-Fa-f]{0,4}:){2,7}(?:(?:\d{1,3}\.){3}\d{1,3}|[0-9A-Fa-f]{0,4})(?:%\w+)?(?![\w:])"
@@ -97,6 +104,7 @@ def without_secrets(text: str) -> str:
     text = _USERINFO.sub(rf"\g<scheme>{GONE}@", text)
     text = _HEADER.sub(rf"\g<word>{GONE}", text)
     text = _BEARER.sub(rf"\g<word> {GONE}", text)
+    text = _SHORT.sub(rf"\g<name>=\g<quote>{GONE}", text)
     return _NAMED.sub(_named, text)
 
 
@@ -119,7 +127,7 @@ def clean(text: str) -> str:
     if not text:
         return text
     text = without_secrets(text)
-    text = _EMAIL.sub(GONE, text)
+    text = _EMAIL.sub(GONE, _LOGIN.sub(GONE, text))
     text = _WINDOWS.sub(GONE, text)
     text = _TILDE.sub(GONE, _PATH.sub(GONE, text))
     text = _MAC.sub(GONE, _EC2_HOST.sub(GONE, text))

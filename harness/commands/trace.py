@@ -158,8 +158,8 @@ def scrub(file: Path, output: Path) -> int:
     check_writable(output, whole=True)
     done = scrub_export(file, output)
     say(
-        f"{output}: {done.tables} tables and {done.strings} strings that attribution needs; {done.dropped_tables} tables left behind, "
-        f"{done.names} user and host names replaced where they stood"
+        f"{output}: {done.tables} tables and {done.strings} strings that attribution needs; {done.dropped_tables} tables left behind"
+        + (f", {done.names} user and host names replaced where they stood" if done.names else "")
     )
     return Exit.DONE
 

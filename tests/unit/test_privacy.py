@@ -31,6 +31,11 @@ TOLD = [
     ("github_pat_" + "11ABCDEFG0" * 4, "11ABCDEFG0", ""),
     ("sk-ant-api03-" + "x9_-" * 20, "x9_-", ""),
     ("sk-proj-" + "Ab1-" * 12, "Ab1-", ""),
+    ("sk-proj-" + "abcDEF" * 5, "abcDEF", ""),
+    ("login pw=Tr0ub4dor then", "Tr0ub4dor", "then"),
+    ("db?user=x&pass=hunter2&page=2", "hunter2", "&page=2"),
+    ("ssh root@10.0.0.5:8080 now", "root", "now"),
+    ("scp me@node17:/opt/x.txt", "me@node17", "scp"),
     ("AKIAIOSFODNN7EXAMPLE in prose", "AKIAIOSFODNN7EXAMPLE", "in prose"),
     ("xoxb-123456789012-abcdef", "123456789012", ""),
     ("https://hooks.slack.com/services/T000/B000/XXXX", "T000/B000", "https"),
@@ -83,7 +88,7 @@ STAYS = [
     "12:34:56", "2026-12-01T02:28:00+00:00", "std::chrono::seconds", "a::b::c", "0000:1b:00.0", "dead::beef", "f16::add",
     "/model/layers.0/self_attn/MatMul", "/usr/lib/x86_64-linux-gnu/libcuda.so.1", "and/or", "tok/s", "GB/s", "8c51daf98e28", "0123456789abcdef" * 4,
     "sha256:" + "ab" * 32, "configuration 9159d1534c97f02d", "[CUDA memcpy HtoD]", "hf_generate", "sk-learn-pipeline-of-steps", "layer3 @ step 7", "µs/GMAC", "author=me", "C::operator()", "a ~ b",
-    "ProfilerStep#3", "nn.Module: Qwen2Attention_0", "aten::mm", "L03 gate", "", "x" * 5000,
+    "ProfilerStep#3", "pass=3", "pass=forward", "kernel@plt", "memcpy@GLIBC_2.14", "foo@bar:baz", "nn.Module: Qwen2Attention_0", "aten::mm", "L03 gate", "", "x" * 5000,
 ]  # fmt: skip
 
 
