@@ -40,6 +40,7 @@ COLUMNS = {
     "block": "string",  # "x,y,z" threads
     "registers": "Int32",  # per thread
     "smem_bytes": "Int64",  # static + dynamic shared memory of a block
+    "shape": "string",  # "M,N,K" of a matrix product, where the source tells; ""
     "op": "Int32",  # index into the plan; <NA> where no plan op owns it
     "class": "string",  # "" before classification
     "weight_type": "string",  # "-" where none
@@ -208,6 +209,8 @@ def load_saved(path: Path) -> tuple[pd.DataFrame, Saved | None]:
             f"{path} is not a readable Parquet launch table ({one_line(error)}); re-record it."
         ) from None
     table.attrs = {}
+    if "shape" not in table and "smem_bytes" in table:  # saved before there was one
+        table.insert(list(COLUMNS).index("shape"), "shape", pd.array([""] * len(table), dtype=COLUMNS["shape"]))
     table = check(table)
     for name in TEXTS:
         if (gone := table[name].isna()).any():

@@ -47,6 +47,11 @@ _WINDOW = 1 << 22  # characters that are read at a time
 _LONGEST = 1 << 25  # characters of one value: a damaged file must not be read whole in search of a value's end
 _SMALL = 1 << 20  # characters of a value beside the events that is decoded at all
 _UNKNOWN = -1
+_PRODUCTS = {
+    "aten::mm": 0, "aten::bmm": 0, "aten::_int_mm": 0, "aten::_scaled_mm": 0, "aten::addmm": 1, "aten::_addmm_activation": 1,
+    "aten::baddbmm": 1,
+}  # fmt: skip
+"""PyTorch's innermost operators of a matrix product → which of their inputs is the first factor, [M, K]; the next is [K, N]."""
 _LAUNCHING = (Call.LAUNCH, Call.LAUNCH_EX, Call.GRAPH)
 _FIX = "record it again with torch.profiler's export_chrome_trace"
 
@@ -78,6 +83,10 @@ class _Columns:
             key: _numbers() for key in ("start", "end", "thread", "process", "correlation", "kind")
         }
     )
+    products: dict[str, array[int]] = field(
+        default_factory=lambda: {key: _numbers() for key in ("thread", "start", "end", "shape")}
+    )  # operators of a matrix product whose dimensions are told
+    shapes: dict[str, int] = field(default_factory=dict)  # "M,N,K" → its number
     ranges: list[tuple[str, int, int, int]] = field(default_factory=list)  # name, start, end, thread
     overheads: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     gpus: dict[int, str] = field(default_factory=dict)
@@ -208,6 +217,9 @@ def _trace(columns: _Columns, path: Path) -> tuple[Trace, int]:
     calls = _calls(columns)
     if len(calls.start) and (correlation >= 0).any():
         found.call = match(calls, process, correlation, usable=position)
+        if columns.shapes:
+            told = np.where(table["kind"] == "kernel", _shapes_of(columns, calls, found.call), "")
+            table["shape"] = pd.array(told, dtype=pd.StringDtype("python"))
         found.calls = calls.shifted(zero)
     if columns.syncs:
         notes.append(f"{columns.syncs} synchronisation events on device rows are not launches and were left out")
@@ -613,6 +625,11 @@ def _take_host(event: dict[str, Any], category: str, columns: _Columns) -> None:
     name = event.get("name")
     if not isinstance(name, str):
         return
+    if category == "cpu_op" or category == "operator":
+        if name in _PRODUCTS:
+            _take_product(event, name, columns)
+        if not name.startswith(_STEP):
+            return
     is_call = category in _CALLS
     kind = call_kind_of(name) if is_call else Call.OTHER
     is_range = category == "user_annotation" or (name.startswith(_STEP) and category != "gpu_user_annotation")
@@ -643,6 +660,60 @@ def _take_host(event: dict[str, Any], category: str, columns: _Columns) -> None:
         )
         for column, value in zip(columns.calls.values(), values, strict=True):
             column.append(value)
+
+
+def _take_product(event: dict[str, Any], name: str, columns: _Columns) -> None:
+    """Keeps when an operator ran and the dimensions of its product, if it tells them (record_shapes=True)."""
+    args = event.get("args")
+    given = (args.get("Input Dims") or args.get("Input dims")) if isinstance(args, dict) else None
+    shape = _product_shape(given, _PRODUCTS[name])
+    if not shape:
+        return
+    try:
+        start, length = _ns(event["ts"]), _ns(event["dur"])
+    except (KeyError, TypeError, ValueError, InvalidOperation):
+        return
+    if not -_FARTHEST < start < _FARTHEST or not 0 <= length < _FARTHEST:
+        return
+    number = columns.shapes.setdefault(shape, len(columns.shapes))
+    values = (columns.code(event.get("tid")), start, start + length, number)
+    for column, value in zip(columns.products.values(), values, strict=True):
+        column.append(value)
+
+
+def _product_shape(given: Any, first: int) -> str:
+    """ "M,N,K" of the inputs' dimensions; "" for what is no product of two matrices."""
+    if not isinstance(given, list) or len(given) < first + 2:
+        return ""
+    a, b = given[first], given[first + 1]
+    if not isinstance(a, list) or not isinstance(b, list) or len(a) != len(b) or len(a) not in (2, 3):
+        return ""
+    if not all(type(d) is int and 0 < d < _LARGEST_DIM for d in (*a, *b)) or a[-1] != b[-2] or a[:-2] != b[:-2]:
+        return ""
+    return f"{a[-2]},{b[-1]},{a[-1]}" if len(a) == 2 or a[0] == 1 else ""
+
+
+_LARGEST_DIM = 1 << 40
+
+
+def _shapes_of(columns: _Columns, calls: Calls, call: np.ndarray) -> np.ndarray:
+    """Of every launch, the "M,N,K" of the product's operator on whose thread and in whose time it was submitted, or ""."""
+    thread, start, end, shape = (np.array(values, np.int64) for values in columns.products.values())
+    found = np.full(len(call), "", object)
+    if len(call) == 0 or len(thread) == 0:
+        return found
+    order = np.lexsort((start, thread))
+    thread, start, end, shape = (values[order] for values in (thread, start, end, shape))
+    texts = np.array(list(columns.shapes), object)
+    at = np.maximum(call, 0)
+    when, where = calls.start[at], calls.thread[at]
+    for one in np.unique(thread).tolist():
+        first, last = np.searchsorted(thread, [one, one + 1])
+        mine = np.flatnonzero((call >= 0) & (where == one))
+        op = first + np.searchsorted(start[first:last], when[mine], side="right") - 1
+        inside = (op >= first) & (when[mine] <= end[np.maximum(op, 0)])
+        found[mine[inside]] = texts[shape[op[inside]]]
+    return found
 
 
 def _look_for_others(event: dict[str, Any], columns: _Columns) -> None:
