@@ -13,6 +13,7 @@ Elementwise launches go where our plan puts that work: bias adds before RoPE wit
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +21,7 @@ import pandas as pd
 
 from harness.attribution.classify import Match
 from harness.attribution.occurrences import PRODUCTS, main_attentions
-from harness.attribution.shapes import Rows, sized
+from harness.attribution.shapes import Rows, dimensions, evidence
 from harness.errors import HarnessError
 from harness.launches import nullable
 
@@ -113,17 +114,17 @@ def attribute(
     forwards, stray = _forwards_without_strays(launches, told, geometry)
     types_told = _check_types(forwards, launches, geometry)
     prefills = _prefills(forwards, tokens)
-    rows_fit = _check_rows(launches, forwards, geometry)
+    for prefill in prefills:
+        for before, forward in pairwise(prefill):
+            forward.past = before.past + (before.rows or 0)
+    widths_told, rows_fit = _check_rows(launches, forwards, geometry)
     tail_told = _check_tail(launches, prefills, geometry, tail)
     chunks = [f.rows or 0 for f in prefills[0]]
     total = sum(chunks)
     one = build(geometry, total, tail)
     for prefill in prefills:
-        past = 0
         for forward in prefill:
-            rows = forward.rows or 0
-            forward.past, forward.plan = past, build(geometry, rows, tail, past)
-            past += rows
+            forward.plan = build(geometry, forward.rows or 0, tail, forward.past)
     family, roles = _book(launches, forwards, geometry, stray)
     macs = int(family["macs"].fillna(0).sum())
     if macs != one.macs * len(prefills):
@@ -135,8 +136,9 @@ def attribute(
     products = sum(len(f.products) for f in forwards)
     fits = f"{len(forwards) * geometry.layers} attentions and {products} products in place"
     checked = [f"types in {types_told} of their names"] if types_told else []
-    checked += ["rows in grids of a block a row"] if forwards[0].rows_told else []
-    checked += [f"rows and widths in {rows_fit} grids"] if rows_fit else []
+    by_dims = bool(launches["shape"].iat[forwards[0].products[0][0]])
+    checked += ["rows in grids of a block a row"] if forwards[0].rows_told and not by_dims else []
+    checked += [widths_told] if widths_told else []
     checked += [f"tail {tail}"] if tail_told else []
     fits += f"; checked: {', '.join(checked)}" if checked else "; types, widths and tail not told by the trace"
     fits += "" if forwards[0].rows_told or rows_fit else "; tokens as given, not checked"
@@ -264,6 +266,7 @@ class _Naming:
     def __init__(self, launches: pd.DataFrame, geometry: Geometry) -> None:
         self.geometry = geometry
         self.types = launches["weight_type"].to_numpy(object)
+        self.shape = launches["shape"].to_numpy(object)
         self.duration = (launches["end_ns"] - launches["start_ns"]).to_numpy()
 
     def between(self, rows: list[int], layer: int) -> list[str]:
@@ -288,6 +291,8 @@ class _Naming:
             seen_q |= group.startswith("attn_q")
             at = layer + (seen_q and not matrices[0].startswith("attn_q"))
             wrong += not _fits(self.types[row], group, at, g)
+            if told := dimensions(self.shape[row]):
+                wrong += sum(g.matrix_shape(_tensor(m, at))[0] for m in group.split("+")) not in told[:2]
             weights = sum(int(np.prod(g.matrix_shape(_tensor(m, at)))) for m in group.split("+"))
             rate.append(np.log(weights / max(int(self.duration[row]), 1)))
         return wrong, float(np.std(rate))
@@ -360,26 +365,35 @@ def _check_types(forwards: list[Forward], launches: pd.DataFrame, geometry: Geom
     return told_by
 
 
-def _check_rows(launches: pd.DataFrame, forwards: list[Forward], geometry: Geometry) -> int:
-    """Rows × widths of the model against the grids of the element-wise launches; how many say so, 0 where none can tell."""
-    spans = [(f.products[0][0], f.products[-1][0], f.rows or 0) for f in forwards]
-    found = sized(launches, spans, geometry)
+def _check_rows(launches: pd.DataFrame, forwards: list[Forward], geometry: Geometry) -> tuple[str, bool]:
+    """Rows × widths of the model against grids and dimensions: (what they tell, as a clause; whether they tell the rows)."""
+    seen = evidence(launches, forwards, geometry.layers)
     told = {f.rows for f in forwards}
     rows = told.pop() if len(told) == 1 else None
     name = geometry.name or "the model"
-    if found.contradicts:
-        if found.other_rows and not forwards[0].rows_told and rows is not None:
-            raise RolesUnknown(
-                f"the grids of {found.launches} element-wise launches tell {found.other_rows} rows of {name}, not {rows}",
-                contradicted=True,
+    if wrong := seen.against(geometry):
+        first = wrong[0]
+        if exact := [g for g in wrong if g.what == "dims"]:
+            m, n, k = dimensions(exact[0].shape) or (0, 0, 0)
+            why = f"the profiler tells M, N, K = {m}, {n}, {k} of {exact[0].place}, which {name} with {exact[0].rows} rows does not have"
+        elif (other := seen.other_rows(wrong, geometry)) and not forwards[0].rows_told and rows is not None:
+            why = f"the grids of {seen.launches(wrong)} element-wise launches tell {other} rows of {name}, not {rows}"
+        elif first.what == "elements":
+            why = (
+                f"the grids of {seen.launches(wrong)} element-wise launches are not {rows or 'the'} rows of {name}'s widths "
+                f"(first {first.grid} of {first.name.split('(')[0][:60]})"
             )
-        raise RolesUnknown(
-            f"the grids of {found.launches} element-wise launches are not {rows or 'the'} rows of {name}'s widths",
-            contradicted=True,
-        )
-    if found.misfit:
-        raise RolesUnknown(f"{found.misfit} of {name}, at {rows or 'their'} rows", contradicted=True)
-    return found.fitting if found.fits else 0
+        else:
+            what = {"tiles": f"tiles of {first.place}"}.get(first.what, "heads")
+            why = f"the grid {first.grid} of {seen.launches(wrong)} launches tells other {what} than {name}'s at {first.rows} rows"
+        raise RolesUnknown(why, contradicted=True)
+    widths, rows_fit = seen.told(geometry), seen.rows_told(geometry)
+    dims = sum(n for g, n in seen.count.items() if g.what == "dims")
+    grids = seen.launches() - dims
+    parts = ([f"{grids} grids"] if grids else []) + ([f"the dimensions of {dims} products"] if dims else [])
+    if not widths:
+        return (f"rows in {' and '.join(parts)}" if rows_fit else ""), rows_fit
+    return f"{'rows and ' if rows_fit else ''}widths of {', '.join(widths)} in {' and '.join(parts)}", rows_fit
 
 
 def _check_tail(launches: pd.DataFrame, prefills: list[list[Forward]], geometry: Geometry, tail: str) -> bool:
