@@ -41,7 +41,8 @@ TOLD_VECTORS = (
     (re.compile(r"at::native::elementwise_kernel<\d+, (\d+)"), ()),
     (re.compile(r"at::native::unrolled_elementwise_kernel<.*?std::array<char\*, \d+ul>, (\d+),"), ()),
     (re.compile(r"at::native::unrolled_elementwise_kernel<"), (4, 8)),
-    (re.compile(r"at::native::vectorized_elementwise_kernel<(?:8|16),"), (8, 16)),
+    (re.compile(r"at::native::vectorized_elementwise_kernel<16,"), (16,)),
+    (re.compile(r"at::native::vectorized_elementwise_kernel<8,"), (8,)),
     (re.compile(r"at::native::vectorized_elementwise_kernel<"), (4, 8)),
     (re.compile(r"_vec(\d+)<"), ()),
     (re.compile(r"unary_gated_op_kernel<|k_set_rows<|k_bin_bcast_unravel<"), (1,)),
@@ -50,7 +51,7 @@ TOLD_VECTORS = (
 """Kernels whose name tells the elements of a thread (its group), or that launch a few numbers of them: a multiple of the
 vector's width (PyTorch's CUDALoops.cuh: 4 a thread in older versions; 8, or 16 where in- and outputs are one byte, in newer)."""
 _VECTORIZED = "at::native::vectorized_elementwise_kernel<"
-_SMALL_TYPES = re.compile(r"\bFillFunctor\b|\bFloat8|\b(?:bool|char)\b(?!\s*\*)")
+_SMALL_TYPES = re.compile(r"\b(?:bool|(?<!array<)char|Float8\w*|FillFunctor)\b")
 """What PyTorch may give more elements a thread than the rest of a trace's vectorized kernels."""
 LEAST_BLOCKS = 32
 """A smaller grid says too little: it is rounded up to whole blocks."""
@@ -64,7 +65,7 @@ _HEADS_IN_Z = re.compile(r"\bflash_fwd_kernel<.*?Flash_fwd_kernel_traits<(\d+), 
 _HEAD_A_BLOCK = re.compile(r"\brope_(?:neox|norm)<")
 """llama.cpp's RoPE launches a block for every row of every head, in x (rope.cu)."""
 PADDED_VOCAB = 1024
-"""Rows that an engine or a file may add to the vocabulary to round it up."""
+"""Rows that an engine or a file may add to the vocabulary to round it up; of a small one, up to an eighth."""
 DIMENSIONS = {"hidden": "hidden", "ffn": "ffn", "heads": "q", "kv_heads": "kv", "vocab": "vocab"}
 """Field of a geometry → what its width is called."""
 _OTHERS = tuple(sorted({a / b for a in range(1, 9) for b in range(1, 9) if not 0.8 < a / b < 1.25}))
@@ -123,7 +124,7 @@ class Evidence:
 
     seen: dict[_Grid, set[tuple[int, int]]] = field(default_factory=dict)  # → (forward, layer) of its launches
     count: Counter[_Grid] = field(default_factory=Counter)
-    joined: frozenset[str] = frozenset()  # matrices that one product has, as "attn_k+attn_v"
+    joined: frozenset[str] = frozenset()  # matrices of one product, as "attn_k+attn_v", in layers before the last
     least: int = 2  # (forward, layer) in which what contradicts must run
 
     def against(self, geometry: Geometry, scale: float = 1.0) -> list[_Grid]:
@@ -136,17 +137,18 @@ class Evidence:
                 by_key[_layout(g.name)[0]].append(g)
             elif not _fits_exactly(g, geometry, scale):
                 others[g.what, g.place, g.name].append(g)
-        allowed: dict[tuple[str, str, int, int], set[int]] = {}
-        for key, grids in by_key.items():
+        allowed = {}
+        for g in self.seen:
+            if g.what == "elements" and (at := (g.place, g.cls, g.rows, g.keys)) not in allowed:
+                allowed[at] = self._elements(g, geometry, round(g.rows * scale), scale)
+        for grids in by_key.values():
             options = set.intersection(*(set(_layout(g.name)[1]) for g in grids))
             fewest: list[_Grid] | None = None
             for each in sorted(options):
                 wrong: dict[tuple[str, str], list[_Grid]] = defaultdict(list)
                 for g in grids:
-                    counts = allowed.setdefault(
-                        (g.place, g.cls, g.rows, g.keys), self._elements(g, geometry, round(g.rows * scale), scale)
-                    )
-                    if not _explained(g, each, counts) and self._may_contradict(g, key):
+                    counts = allowed[g.place, g.cls, g.rows, g.keys]
+                    if not _explained(g, each, counts) and self._may_contradict(g):
                         wrong[g.place, g.name].append(g)
                 misfits = [g for group in wrong.values() if self._every_layer(group) for g in group]
                 if fewest is None or len(misfits) < len(fewest):
@@ -161,7 +163,7 @@ class Evidence:
         return len(set().union(*(self.seen[g] for g in group))) >= self.least
 
     @staticmethod
-    def _may_contradict(g: _Grid, key: str) -> bool:
+    def _may_contradict(g: _Grid) -> bool:
         """Whether a misfit says something: the kernel's layout is known, or its family has one width; and around an
         attention, where caches and masks have sizes of their own, only what is rows of some width."""
         options = _layout(g.name)[1]
@@ -199,7 +201,7 @@ class Evidence:
         counts = {r * w for r in {rows, keys} for w in widths}
         if g.place in ("qkv", "attention"):
             counts |= {rows * keys, m.heads * rows * keys}  # a mask, scores
-        if g.cls != "swiglu" and g.cls != "kv_store":
+        if g.cls == "convert":
             counts |= {m.hidden * w for w in (q, kv, m.ffn)}  # weights that are cast on the way
         return counts
 
@@ -254,12 +256,8 @@ def evidence(launches: pd.DataFrame, forwards: list[Forward], layers: int) -> Ev
     cls, name, grid, block, shape = (launches[c].to_numpy(object) for c in columns)
     kernel = (launches["kind"] == "kernel").to_numpy()
     found = Evidence(
-        # What runs for the last layer's one row may be joined as it likes.
         joined=frozenset(
-            m
-            for f in forwards
-            for (_, m), layer in zip(f.products, f.layers, strict=True)
-            if "+" in m and layer != layers - 1
+            m for f in forwards for (_, m), at in zip(f.products, f.layers, strict=True) if "+" in m and at < layers - 1
         ),
         least=max(2, layers - 1) * len(forwards),
     )
@@ -286,27 +284,32 @@ def evidence(launches: pd.DataFrame, forwards: list[Forward], layers: int) -> Ev
             elif shape[row]:
                 exact = replace(base, what="dims", shape=shape[row], grid="", threads=0, name="")
                 add(replace(exact, place=f"last {matrices}") if layer in (-1, layers - 1) else exact, where)
-            elif cls[row] == "gemm" and layer not in (-1, layers - 1) and _TILE.search(name[row]):
-                add(replace(base, what="tiles"), where)
+            elif cls[row] == "gemm" and layer >= 0 and _TILE.search(name[row]):
+                tiles = replace(base, what="tiles")
+                if layer < layers - 1 or tiles in found.seen:  # the last layer's may be of one row
+                    add(tiles, where)
             if after is None:
                 break
             place = _place(matrices, after[1])
-            one_row = layer == layers - 1 and matrices != "attention" and not matrices.startswith("attn_")
+            may_be_one_row = layer == layers - 1 and matrices != "attention" and not matrices.startswith("attn_")
             for i in range(row + 1, after[0]):
-                if not kernel[i] or not grid[i] or one_row:
+                if not kernel[i] or not grid[i]:
                     continue
                 g = replace(base, place=place, cls=cls[i], name=name[i], grid=grid[i], threads=volume(block[i]))
                 if _HEAD_A_BLOCK.search(name[i]):
-                    add(replace(g, what="head rows"), where)
+                    if volume(grid[i]) > 1:
+                        add(replace(g, what="head rows"), where)
                 elif cls[i] in SIZED or "at::native::" in name[i]:
                     layout = _layout(name[i])[1]
                     if (cls[i] not in SIZED and layout is VECTORS) or volume(grid[i]) < LEAST_BLOCKS or not g.threads:
                         continue
                     if layout is VECTORS and volume(grid[i]) == rows:
                         continue  # a block a row, whatever its width
-                    if cls[i] not in ("swiglu", "kv_store"):
+                    if cls[i] not in ("swiglu", "kv_store", "convert"):
                         g = replace(g, cls="")
-                    add(replace(g, what="elements"), where)
+                    g = replace(g, what="elements")
+                    if not may_be_one_row or g in found.seen:
+                        add(g, where)
     _without_persistent(found)
     return found
 
@@ -342,11 +345,10 @@ def _layout(name: str) -> tuple[str, tuple[int, ...]]:
     """(what shares one number of elements a thread in a trace, the numbers that it may be)."""
     for pattern, several in TOLD_VECTORS:
         if found := pattern.search(name):
-            if _VECTORIZED in name:
-                if _SMALL_TYPES.search(name):
-                    return name, tuple(v for v in (4, 8, 16) if v >= min(several))
-                return _VECTORIZED, (8,) if several == (8, 16) else several
-            return name, several or (int(found.group(1)),)
+            if _VECTORIZED in name and several != (16,):
+                small = _SMALL_TYPES.search(name)
+                return (name, (*several, 16)) if small else (_VECTORIZED, several)
+            return name, several or (int(found[1]),)
     return name, VECTORS
 
 
@@ -381,7 +383,7 @@ def _fits_exactly(g: _Grid, geometry: Geometry, scale: float) -> bool:
         told = dimensions(g.shape)
         assert told is not None
         for m, wide in ((told[0], told[1]), (told[1], told[0])):  # y = x·Wᵀ, or yᵀ = W·xᵀ
-            near = abs(wide - n) <= PADDED_VOCAB if matrices == "output" else wide == n
+            near = abs(wide - n) <= min(PADDED_VOCAB, n // 8) if matrices == "output" else wide == n
             if near and (m == rows or (g.place.startswith("last ") and m <= rows)):
                 return told[2] == k
         return False

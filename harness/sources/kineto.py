@@ -200,7 +200,10 @@ def _trace(columns: _Columns, path: Path) -> Trace:
         ranks = np.array([_prefixes(columns).get(p, 0) for p in torn[:, 0].tolist()], np.int64)
         found.call = match(calls, np.r_[process, ranks], np.r_[correlation, torn[:, 1]], usable=position)
         if columns.shapes:
-            table["shape"] = pd.array(_shapes_of(columns, calls, found.call), dtype=pd.StringDtype("python"))
+            table["shape"] = pd.array(
+                np.where(table["kind"] == "kernel", _shapes_of(columns, calls, found.call), ""),
+                dtype=pd.StringDtype("python"),
+            )
         found.calls = calls.shifted(zero)
     if columns.syncs:
         notes.append(f"{columns.syncs} synchronisation events on device rows are not launches and were left out")

@@ -209,3 +209,49 @@ def test_the_dimensions_of_a_products_operator_are_its_launchs(
         ]  # fmt: skip
     path.write_text(json.dumps({"traceEvents": events}))
     assert read_kineto(path).launches["shape"].tolist() == [shape, ""]
+
+
+def product(op: str, dims: Any, ts: float, correlation: int, thread: int = 9) -> list[dict[str, Any]]:
+    """An operator with its inputs' dimensions, the call inside it, and the kernel that the call submitted later."""
+    return [
+        {"ph": "X", "cat": "cpu_op", "name": op, "pid": 9, "tid": thread, "ts": ts, "dur": 5, "args": {"Input Dims": dims}},
+        {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 9, "tid": thread, "ts": ts + 1, "dur": 1,
+         "args": {"correlation": correlation}},
+        event("gemm", ts + 1000, 2, correlation=correlation),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("op", "dims", "shape"),
+    [
+        ("aten::mm", [[7, 3], [3, 5]], "7,5,3"),
+        ("aten::addmm", [[5], [7, 3], [3, 5], [], []], "7,5,3"),
+        ("aten::bmm", [[1, 7, 3], [1, 3, 5]], "7,5,3"),
+        ("aten::bmm", [[4, 7, 3], [4, 3, 5]], ""),  # a batch of products is none of a weight matrix
+        ("aten::add", [[7, 3], [3, 5]], ""),
+        ("aten::mm", [[7, 3], [4, 5]], ""),
+        ("aten::mm", [[7, "3"], [3, 5]], ""),
+        ("aten::mm", [[7, 3]], ""),
+        ("aten::mm", [[[7, 3], [3, 5]], [[3, 5]]], ""),
+        ("aten::mm", [[7, 10**40], [10**40, 5]], ""),
+        ("aten::mm", [[7, -3], [-3, 5]], ""),
+        ("aten::mm", [[7, 1.5], [1.5, 5]], ""),
+        ("aten::mm", [], ""),
+        ("aten::mm", "[[7, 3], [3, 5]]", ""),
+        ("aten::mm", {"0": [7, 3]}, ""),
+        ("aten::mm", None, ""),
+    ],
+)
+def test_dimensions_of_an_operator_are_those_of_the_kernel_that_it_submitted(
+    op: str, dims: Any, shape: str, tmp_path: Path
+) -> None:
+    events = [*product(op, dims, 10, 1), *product("aten::mm", [[2, 2], [2, 2]], 10, 2, thread=8), event("k", 9000, 1)]
+    assert read_kineto(trace_file(tmp_path / "t.json", events)).launches["shape"].tolist() == [shape, "2,2,2", ""]
+
+
+def test_a_recorded_traces_products_have_their_dimensions(traces: Path) -> None:
+    table = read_kineto(traces / "kineto_h100_qwen1.5_0.5b.json.gz").launches
+    told = table["shape"][table["name"].str.contains("xmma_gemm")].value_counts().to_dict()
+    # 24 layers of q, k, v, o; gate, up; down on 16 × 559 rows. What ran before the profiler saw the host tells none.
+    told.pop("")
+    assert told == {"8944,1024,1024": 96, "8944,2816,1024": 48, "8944,1024,2816": 24}

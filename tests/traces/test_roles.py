@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.geometry import Geometry, tiny
+from engine.geometry import PRESETS, Geometry, tiny
 from engine.levers import Levers
 from engine.plan import build_plan
 from harness import launches
@@ -19,6 +21,7 @@ from harness.attribution.classify import classify_launches, load_rules
 from harness.attribution.occurrences import find_forwards, find_occurrences, find_repeats, repeating_run
 from harness.attribution.roles import Attributed, RolesUnknown, attribute
 from harness.errors import HarnessError
+from harness.sources.kineto import read_kineto
 
 RULES = load_rules()
 NUMBER = {"q4_K": 12, "q6_K": 14}
@@ -642,95 +645,171 @@ def test_a_cut_forward_of_the_right_model_contradicts_nothing() -> None:
         assert wrong.value.contradicted
 
 
-# What shapes tell: another model of as many layers
+# What determines a dimension, and what does not
 
 
-WIDE = replace(of_layers(4), hidden=1024, ffn=8192, heads=8, kv_heads=4, head_dim=128, vocab=4096)
-MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
-OTHERS = [{"ffn": 4096}, {"ffn": 16384}, {"kv_heads": 2}, {"kv_heads": 8}, {"hidden": 2048}, {"heads": 16}]
-TILED = "ampere_fp16_s16816gemm_fp16_128x64_ldg8_f2f_stages_64x4_tn"
+FIELDS = {"hidden": "hidden", "ffn": "ffn", "q": "heads", "kv": "kv_heads", "vocab": "vocab"}
+SILU = "void at::native::vectorized_elementwise_kernel<{}, at::native::(anonymous namespace)::silu_kernel(int), std::array<char*, 2ul> >(int)"
 
 
-def shapes_of(table: pd.DataFrame, g: Geometry) -> list[tuple[int, int, int]]:
-    """(row of the table, N, K) of every product of `eager`, the head's left out."""
-    rows = np.flatnonzero(table["name"].str.startswith("nvjet").to_numpy())[: g.layers * len(MATRICES)].tolist()
-    return [(row, *g.matrix_shape(f"blk.0.{m}.weight")) for row, m in zip(rows, MATRICES * g.layers, strict=True)]
+def claimed(fits: str) -> set[str]:
+    found = re.search(r"widths of ([\w, ]+) in", fits)
+    return set(found[1].split(", ")) if found else set()
 
 
-def told_by_dimensions(g: Geometry, rows: int) -> pd.DataFrame:
-    table = eager(g, rows, angles=False)
-    shape = [""] * len(table)
-    for row, n, k in shapes_of(table, g):
-        shape[row] = f"{rows},{n},{k}"
-    return table.assign(grid="1,1,1", shape=pd.array(shape, dtype=launches.COLUMNS["shape"]))
+def with_column(table: pd.DataFrame, name: str, values: list[str]) -> pd.DataFrame:
+    return table.assign(**{name: pd.array(values, dtype=pd.StringDtype("python"))})
 
 
-def told_by_tiles(g: Geometry, rows: int) -> pd.DataFrame:
-    table = eager(g, rows, angles=False)
-    gather = table["name"].str.contains("gather")
-    name, grid = table["name"].tolist(), table["grid"].where(gather, "1,1,1").tolist()
-    for row, n, _ in shapes_of(table, g):
-        name[row], grid[row] = TILED, f"{-(-n // 64)},{-(-rows // 128)},1"
-    text = launches.COLUMNS["name"]
-    return table.assign(name=pd.array(name, dtype=text), grid=pd.array(grid, dtype=text))
+def with_shapes(table: pd.DataFrame, g: Geometry, rows: int, vocab: int | None = None) -> pd.DataFrame:
+    """The table as a profiler with record_shapes=True tells it: M, N, K of every product in place."""
+    roles = fit(table, g, tokens=rows).roles
+    widths = [n for n, _ in (g.matrix_shape(f"blk.0.{m}.weight") for m in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"))]  # fmt: skip
+    products = [i for i, n in enumerate(table["name"]) if "nvjet" in n]
+    told = [""] * len(roles)
+    for at, i in enumerate(products[:-1]):
+        told[i] = f"{rows},{widths[at % 7]},{g.ffn if at % 7 == 6 else g.q_dim if at % 7 == 3 else g.hidden}"
+    told[products[-1]] = f"1,{vocab or g.vocab},{g.hidden}"
+    return with_column(table, "shape", told)
 
 
-def told_by_a_vector(g: Geometry, rows: int) -> pd.DataFrame:
-    """silu with 8 elements a thread, as its name tells."""
-    table = eager(g, rows, angles=False)
-    silu = table["name"].str.contains("silu")
-    grid = table["grid"].where(~silu, f"{-(-rows * g.ffn // 1024)},1,1")
-    return table.assign(
-        name=table["name"].str.replace("kernel<4, at::native::(a", "kernel<8, at::native::(a"), grid=grid
+@given(
+    heads=st.integers(2, 16), kv=st.integers(1, 4), ffn=st.integers(6, 40), hidden=st.integers(4, 24),
+    rows=st.integers(200, 4000), name=st.sampled_from(list(FIELDS)), factor=st.sampled_from([0.5, 0.75, 1.25, 1.5, 2, 3]),
+    joined=st.sampled_from(["", "qkv", "gate_up", "qkv gate_up"]), dims=st.booleans(),
+)  # fmt: skip
+@settings(deadline=None, max_examples=40)
+def test_what_is_claimed_fails_when_it_is_wrong_and_honest_geometries_never_fail(
+    heads: int, kv: int, ffn: int, hidden: int, rows: int, name: str, factor: float, joined: str, dims: bool
+) -> None:
+    g = replace(tiny(), heads=heads * kv, kv_heads=kv, head_dim=64, ffn=ffn * 64, hidden=hidden * 64, name="any")
+    table = eager(g, rows, joined=joined)
+    if dims and not joined:
+        table = with_shapes(table, g, rows)
+    fits = fit(table, g, tokens=rows).fits
+    if dims and not joined:
+        assert claimed(fits) == set(FIELDS)
+    other = max(1, round(getattr(g, FIELDS[name]) * factor))
+    if name in claimed(fits) and not 0.8 < other / getattr(g, FIELDS[name]) < 1.25:
+        with pytest.raises(RolesUnknown) as why:
+            fit(table, replace(g, **{FIELDS[name]: other}), tokens=rows)
+        assert why.value.contradicted
+
+
+@pytest.mark.parametrize(("vector", "told"), [(8, True), (4, False)])
+def test_a_vector_of_8_cannot_be_4_elements_and_one_of_4_alone_tells_no_ffn(vector: int, told: bool) -> None:
+    g = replace(tiny(), ffn=768)
+    rows, threads = 1500, 128
+    table = eager(g, rows)
+    silu = ["silu" in n for n in table["name"]]
+    table = with_column(
+        table, "name", [SILU.format(vector) if s else n for s, n in zip(silu, table["name"], strict=True)]
     )
+    grid = f"{-(-rows * g.ffn // (threads * 8))},1,1"
+    table = with_column(table, "grid", [grid if s else n for s, n in zip(silu, table["grid"], strict=True)])
+    assert ("ffn" in claimed(fit(table, g).fits)) is told
+    half = replace(g, ffn=g.ffn // 2)
+    if told:
+        with pytest.raises(RolesUnknown, match="element-wise launches are not 1500 rows"):
+            fit(table, half)
+    else:
+        assert "ffn" not in claimed(fit(table, half).fits)
+    # Another kernel of the same template that can be 8 only tells the number of all of them.
+    add = "void at::native::vectorized_elementwise_kernel<8, at::native::CUDAFunctor_add<c10::Half>, std::array<char*, 3ul> >(int)"
+    is_hidden = [g_ == f"{-(-rows * g.hidden // 512)},1,1" for g_ in table["grid"]]
+    table = with_column(table, "name", [add if h else n for h, n in zip(is_hidden, table["name"], strict=True)])
+    table = with_column(table, "grid", [f"{-(-rows * g.hidden // 1024)},1,1" if h else n for h, n in zip(is_hidden, table["grid"], strict=True)])  # fmt: skip
+    assert "ffn" in claimed(fit(table, g).fits)
+    with pytest.raises(RolesUnknown):
+        fit(table, half)
 
 
-@pytest.mark.parametrize("other", OTHERS, ids=str)
-def test_dimensions_of_another_model_contradict(other: dict[str, int]) -> None:
-    table = told_by_dimensions(WIDE, 1500)
-    found = fit(table, WIDE)
-    assert (
-        "rows and widths of hidden, ffn, q, kv" in found.fits
-        and f"dimensions of {WIDE.layers * 7} products" in found.fits
-    )
-    with pytest.raises(RolesUnknown, match="the profiler tells M, N, K") as why:
-        fit(table, replace(WIDE, **other))
+def test_a_few_launches_of_another_width_are_strays_and_those_of_every_layer_are_not() -> None:
+    types = {k.replace("blk.0", f"blk.{i}"): v for k, v in tiny().weight_types.items() for i in range(6)}
+    g = replace(tiny(), layers=6, weight_types=types)
+    table = eager(g, 1500)
+    silu = np.flatnonzero(table["name"].str.contains("silu"))
+    odd = f"{-(-1500 * 1024 // 512)},1,1"
+
+    def change(rows: np.ndarray) -> pd.DataFrame:
+        return with_column(table, "grid", [odd if i in rows else x for i, x in enumerate(table["grid"])])
+
+    assert fit(change(silu[:2]), g).tokens == 1500
+    with pytest.raises(RolesUnknown, match="element-wise launches"):
+        fit(change(silu), g)
+
+
+def test_tiles_in_a_products_name_tell_its_width_unless_it_is_persistent() -> None:
+    g = replace(tiny(), ffn=16384, hidden=1024, heads=16, kv_heads=16)
+    rows, kernel = 4000, "void cutlass::Kernel2<cutlass_80_tensorop_f16_s16816gemm_f16_128x256_32x3_tn_align8>(int)"
+    table = eager(g, rows, angles=False)
+    blind = table[~table["name"].str.contains("elementwise")].reset_index(drop=True)
+    products = [i for i, n in enumerate(blind["name"]) if "nvjet" in n and "384x8" not in n]
+    width = [g.hidden] * 4 + [g.ffn, g.ffn, g.hidden]
+
+    def tiled(grids: list[str]) -> pd.DataFrame:
+        names, grid = blind["name"].tolist(), blind["grid"].tolist()
+        for at, i in enumerate(products):
+            names[i], grid[i] = kernel, grids[at % 7]
+        return with_column(with_column(blind, "name", names), "grid", grid)
+
+    across = -(-rows // 128)
+    for swizzle in (1, 2, 4):
+        tiles = [-(-w // 256) for w in width]
+        grids = [f"{across * swizzle},{-(-t // swizzle)},1" for t in tiles]
+        grids = [
+            x if across * w / 256 > 304 else f"{across},{-(-w // 256)},1" for x, w in zip(grids, width, strict=True)
+        ]
+        table = tiled(grids)
+        assert "ffn" in claimed(fit(table, g).fits)
+        for factor in (0.5, 1.25, 2):
+            with pytest.raises(RolesUnknown, match="tells other tiles of ffn_"):
+                fit(table, replace(g, ffn=int(g.ffn * factor)))
+    persistent = tiled(["132,1,1"] * 7)
+    for ffn in (g.ffn, 2 * g.ffn):
+        assert "ffn" not in claimed(fit(persistent, replace(g, ffn=ffn)).fits)
+
+
+def test_the_profilers_dimensions_tell_rows_and_every_width_and_a_padded_vocabulary_is_honest() -> None:
+    g = GEOMETRIES["GQA"]
+    table = with_shapes(eager(g, 1500), g, 1500)
+    blind = table[~table["name"].str.contains("gather")].reset_index(drop=True)
+    found = fit(blind, g)
+    assert found.tokens == 1500 and claimed(found.fits) == set(FIELDS) and "dimensions of 15 products" in found.fits
+    with pytest.raises(RolesUnknown, match="1500 tokens, not 1400"):
+        fit(blind, g, tokens=1400)
+    for field, value in (("ffn", 1152), ("kv_heads", 1), ("heads", 8), ("hidden", 384), ("vocab", 32000)):
+        with pytest.raises(RolesUnknown) as why:
+            fit(blind, replace(g, **{field: value}))
+        assert why.value.contradicted
+    padded = with_shapes(eager(g, 1500), g, 1500, vocab=g.vocab + 64)
+    assert fit(padded, g).tokens == 1500
+
+
+def test_flash_attention_2_tells_heads_in_its_grid() -> None:
+    g = GEOMETRIES["MHA"]
+    table = eager(g, 1500)
+    bare = table[~table["name"].str.contains("elementwise")].reset_index(drop=True)
+    assert "q" in claimed(fit(bare, g).fits)
+    with pytest.raises(RolesUnknown, match="other heads"):
+        fit(bare, replace(g, heads=8))
+    other = [
+        "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7" if "flash" in n else n
+        for n in bare["name"]
+    ]
+    assert "q" not in claimed(fit(with_column(bare, "name", other), g).fits)
+
+
+@pytest.mark.parametrize(("field", "factor"), [("ffn", 0.5), ("ffn", 2), ("ffn", 1.25), ("kv_heads", 1.75), ("kv_heads", 0.5), ("kv_heads", 2), ("heads", 0.5), ("hidden", 1 + 128 / 3584), ("hidden", 1 - 128 / 3584)])  # fmt: skip
+def test_a_recorded_pytorch_prefill_fits_its_model_and_no_neighbour(field: str, factor: float) -> None:
+    path = Path(__file__).parents[2].parent / "shared/cases/traces/h200_hf_qwen2_7b_prefill_3325.pt.trace.json.gz"
+    if not path.is_file():
+        pytest.skip(f"no recorded trace at {path}")
+    g = PRESETS["qwen2.5-7b-q4_k_m"]()
+    g = replace(g, weight_types=dict.fromkeys(g.weight_types, "f16"))
+    table, matches = classify_launches(read_kineto(path).launches, RULES)
+    assert claimed(attribute(table, matches, g, tokens=3325, tail="full").fits) == {"hidden", "ffn", "q", "kv"}
+    wrong = replace(g, **{field: round(getattr(g, field) * factor)})
+    with pytest.raises(RolesUnknown) as why:
+        attribute(table, matches, wrong, tokens=3325, tail="full")
     assert why.value.contradicted
-
-
-def test_dimensions_tell_the_rows() -> None:
-    table = told_by_dimensions(WIDE, 1500)
-    matches = classify_launches(table, RULES)
-    assert attribute(*matches, WIDE, tokens=None, tail="full").tokens == 1500
-    with pytest.raises(RolesUnknown, match="1500 tokens, not 1501"):
-        attribute(*matches, WIDE, tokens=1501, tail="full")
-
-
-@pytest.mark.parametrize("other", OTHERS[:2], ids=str)
-def test_tiles_of_another_model_contradict(other: dict[str, int]) -> None:
-    """A kernel whose name tells its tile launches a block a tile; grids that a persistent kernel may have say nothing."""
-    rows = 4000
-    table = told_by_tiles(WIDE, rows)
-    assert "ffn" in fit(table, WIDE, tokens=rows).fits
-    with pytest.raises(RolesUnknown, match="other tiles of") as why:
-        fit(table, replace(WIDE, **other), tokens=rows)
-    assert why.value.contradicted
-    persistent = table.assign(grid=table["grid"].where(table["name"] != TILED, "132,1,1"))
-    assert "widths of" not in fit(persistent, replace(WIDE, **other), tokens=rows).fits
-
-
-@pytest.mark.parametrize("ffn", [4096, 16384, 6144])
-def test_a_vectors_width_tells_the_ffn(ffn: int) -> None:
-    """Half the FFN at half the elements a thread is as many blocks; a kernel of 8-wide vectors has no 4 elements a thread."""
-    table = told_by_a_vector(WIDE, 1500)
-    assert "ffn" in fit(table, WIDE).fits
-    with pytest.raises(RolesUnknown, match="element-wise launches are not"):
-        fit(table, replace(WIDE, ffn=ffn))
-
-
-@settings(max_examples=25, deadline=None)
-@given(rows=st.integers(1024, 4096), heads=st.integers(4, 32), kv=st.sampled_from([1, 2, 4]), ffn=st.integers(16, 150))
-def test_the_right_model_never_contradicts(rows: int, heads: int, kv: int, ffn: int) -> None:
-    g = replace(WIDE, heads=heads * kv, kv_heads=kv, hidden=128 * heads * kv, ffn=ffn * 128)
-    for build in (told_by_dimensions, told_by_tiles, told_by_a_vector):
-        assert fit(build(g, rows), g, tokens=rows).tokens == rows

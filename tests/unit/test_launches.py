@@ -88,3 +88,10 @@ def test_codes_of_texts_are_the_same_however_the_column_is_stored(storage: str) 
     assert codes.tolist() == [0, 1, 1, 2, 0, 2] and list(found) == ["b", "other", "a"]
     kinds, names = launches.text_codes(pd.Series(pd.Categorical(["memcpy", "kernel", "memcpy"])))
     assert kinds.tolist() == [0, 1, 0] and list(names) == ["memcpy", "kernel"]
+
+
+def test_a_table_saved_before_products_had_dimensions_is_read(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    table = launches.from_columns(name=["k"], start_ns=[0], end_ns=[5])
+    table.drop(columns="shape").to_parquet(tmp_path / "old.parquet", index=False)
+    pd.testing.assert_frame_equal(launches.load(tmp_path / "old.parquet"), table)
