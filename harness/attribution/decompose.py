@@ -310,7 +310,7 @@ def headline(result: Decomposition) -> str:
     shares meaningless."""
     for name in SHARES_REST_ON:
         if broken := next((c for c in result.checks if c.name == name and not c.ok), None):
-            return f"{broken.detail[:1].upper()}{broken.detail[1:]}."
+            return f"{broken.detail[:1].upper()}{broken.detail[1:].rstrip('.')}."
     top_class = next(iter(result.by_class()))
     top = [r for r in result.classes if r.cls == top_class]
     ms = sum(r.sum_ms for r in top)

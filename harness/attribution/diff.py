@@ -28,6 +28,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import cache
 from pathlib import PurePath
 from statistics import median
 from typing import Any, Literal
@@ -424,11 +425,13 @@ def side_of_launches(
         )
     devices = sorted({key[3] for key in parts})
 
+    repeats = cache(lambda: find_repeats(launches))  # looked for once, and only where somebody asks
+
     def count_prefills() -> int | None:
         """Whole prefills that repeat; 1 where a forward stands alone; None where nothing tells."""
         if len(devices) > 1:
             return None
-        found = find_repeats(launches)
+        found = repeats()
         if found.prefills:
             return len(found.prefills)
         return None if found.everything or not len(main_attentions(launches)) else 1
@@ -437,8 +440,8 @@ def side_of_launches(
     if tokens is not None:
         if forwards is not None:
             matches = {(str(n), "kernel"): Match(str(c), "-", None) for c, n in shapes}
-            repeats = find_repeats(launches).prefills if prefills is None else []
-            checked = check_tokens(launches, matches, tokens, repeats)
+            alike = repeats().prefills if prefills is None else []
+            checked = check_tokens(launches, forwards, matches, tokens, alike)
             if not checked.ok:
                 raise HarnessError(
                     f"{label} is not of {tokens} tokens: {checked.detail}; correct --tokens or leave it out."

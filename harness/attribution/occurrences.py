@@ -198,6 +198,12 @@ def _with_copies(launches: pd.DataFrame, bounds: list[int], last: int) -> list[n
     return [np.arange(a, b) for a, b in pairwise(edges)]
 
 
+def _alike(launches: pd.DataFrame, a: int, b: int, count: int) -> bool:
+    columns = ["name", "bytes"]
+    left = launches[columns].iloc[a : a + count].reset_index(drop=True)
+    return left.equals(launches[columns].iloc[b : b + count].reset_index(drop=True))
+
+
 # Forwards, as far as the launches alone tell
 
 
@@ -283,20 +289,19 @@ def find_forwards(launches: pd.DataFrame) -> Forwards | None:
     edges = np.searchsorted(kept, attentions)
     of_word = {str(w): i for i, w in enumerate(words)}
 
-    def between(a: int, b: int) -> Between:
-        part = codes[a:b]
+    def between(part: np.ndarray) -> Between:
         products, norms, embeddings = (
             int((part == of_word.get(w, -2)).sum()) for w in ("product", "norm", "embedding")
         )
         others = sum(int((part == of_word.get(w, -2)).sum()) for w in ("sampling", "HtoD", "DtoH"))
-        return Between(part.astype(np.int16).tobytes(), products, norms, embeddings, others)
+        return Between(part.tobytes(), products, norms, embeddings, others)
 
     seen: dict[bytes, Between] = {}
     parts = []
     for a, b in pairwise(edges.tolist()):
-        key = codes[a:b].astype(np.int16).tobytes()
+        key = codes[a:b].tobytes()
         if key not in seen:
-            seen[key] = between(a, b)
+            seen[key] = between(codes[a:b])
         parts.append(seen[key])
     bounds = [0]
     inner = set(range(len(parts)))
@@ -331,15 +336,9 @@ def find_forwards(launches: pd.DataFrame) -> Forwards | None:
     usual = {i for j in inner for i in names[kept[at[j + 1] : at[j + 2]]].tolist()} | starts
     last = [bool(set(names[kept[at[j] : at[j + 1]]].tolist()) - usual) for j in [*bounds[1:], len(attentions)]]
     ends = last if any(last) else None
-    return Forwards(attentions, parts, between(0, int(edges[0])), bounds, ends, starts_inside, ends_inside)
+    return Forwards(attentions, parts, between(codes[: edges[0]]), bounds, ends, starts_inside, ends_inside)
 
 
 def _ends_with(layer: np.ndarray, part: np.ndarray) -> bool:
     """Whether `part` is the end of `layer` and less than all of it."""
     return len(part) < len(layer) and np.array_equal(part, layer[len(layer) - len(part) :])
-
-
-def _alike(launches: pd.DataFrame, a: int, b: int, count: int) -> bool:
-    columns = ["name", "bytes"]
-    left = launches[columns].iloc[a : a + count].reset_index(drop=True)
-    return left.equals(launches[columns].iloc[b : b + count].reset_index(drop=True))

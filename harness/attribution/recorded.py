@@ -134,10 +134,11 @@ def load_recorded(
 
 def _check_tokens(recorded: Recorded, tokens: int, repeats: list[np.ndarray]) -> None:
     """The `plan` check of tokens that no ledger was held to, in place; no tok/s where the window is no whole prefill."""
+    from harness.attribution.occurrences import find_forwards
     from harness.attribution.roles import NOT_CHECKED, check_tokens
 
-    about = recorded.about
-    told = check_tokens(recorded.launches, recorded.matches, tokens, repeats)
+    about, launches = recorded.about, recorded.launches
+    told = check_tokens(launches, find_forwards(launches), recorded.matches, tokens, repeats)
     others = [c for c in about.get("more_checks", []) if c.name != "plan"]
     plan = next((c.detail for c in about.get("more_checks", []) if c.name == "plan"), "")
     detail = (
@@ -157,15 +158,12 @@ def _check_tokens(recorded: Recorded, tokens: int, repeats: list[np.ndarray]) ->
 
 def _as_saved(recorded: Recorded, saved: table_of.Saved, path: Path, *, whole: bool) -> None:
     """Gives a table that we saved the facts of its run, in place; the walls and the tokens only where the window is `whole`."""
+    from harness.attribution.roles import NOT_CHECKED
     from harness.attribution.roofline import Ceilings
 
     about = recorded.about
     if about["tokens"]:
-        detail = (
-            f"{saved.tokens} tokens, as the table was saved of"
-            if whole and saved.tokens
-            else "tokens as given, not checked"
-        )
+        detail = f"{saved.tokens} tokens, as the table was saved of" if whole and saved.tokens else NOT_CHECKED
         about["more_checks"].append(Check(name="plan", ok=True, detail=detail))
     about |= {"model": saved.model, "regime": saved.regime, "levers": saved.levers}
     about["provenance"] = saved.provenance | {k: v for k, v in about["provenance"].items() if v}

@@ -147,7 +147,7 @@ def attribute(
     checked += [widths_told] if widths_told else []
     checked += [f"tail {tail}"] if tail_told else []
     fits += f"; checked: {', '.join(checked)}" if checked else "; types, widths and tail not told by the trace"
-    fits += "" if forwards[0].rows_told or rows_fit else "; tokens as given, not checked"
+    fits += "" if forwards[0].rows_told or rows_fit else f"; {NOT_CHECKED}"
     names = sorted({str(launches["name"].iat[i]) for i in stray})
     return Attributed(family, roles, len(prefills), chunks, total, one, first_rows, fits, names)
 
@@ -604,14 +604,18 @@ NOT_CHECKED = "tokens as given, not checked"
 
 
 def check_tokens(
-    launches: pd.DataFrame, matches: dict[tuple[str, str], Match], tokens: int, repeats: list[np.ndarray]
+    launches: pd.DataFrame,
+    found: Forwards | None,
+    matches: dict[tuple[str, str], Match],
+    tokens: int,
+    repeats: list[np.ndarray],
 ) -> TokensTold:
     """Holds `tokens` of one prefill to the rows in grids, forward by forward, without a model.
 
-    launches: one device's classified table; repeats: rows of the prefills that `find_repeats` found in it, [] where the
+    launches: one device's classified table; found: `find_forwards` of it; repeats: rows of the prefills that `find_repeats` found in it, [] where the
     whole table is taken for one.
     """
-    found, told = find_forwards(launches), Rows(launches, matches)
+    told = Rows(launches, matches)
     if found is None:
         seen = {int(told.grid[i].split(",")[0]) for i in told.rows} - {1}
         if len(seen) != 1:

@@ -13,7 +13,7 @@ import re
 import sys
 import zlib
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from functools import lru_cache
@@ -148,7 +148,7 @@ def _trace(columns: _Columns, path: Path) -> Trace:
         raise HarnessError(_why_nothing(columns, found, path))
     order = by_start(start, end)
     position = order if keep is None else order[keep[order]]
-    process, correlation = _process(columns), np.array(columns.correlation, np.int64)
+    process, correlation = _ranks(columns, columns.pid), np.array(columns.correlation, np.int64)
     start, end = start[position], end[position]
 
     # Each column is let go as it is taken over: a trace of a million launches is not held twice.
@@ -197,8 +197,9 @@ def _trace(columns: _Columns, path: Path) -> Trace:
     calls = _calls(columns)
     if len(calls.start) and (correlation >= 0).any():
         torn = np.array(columns.torn, np.int64).reshape(-1, 2)
-        ranks = np.array([_prefixes(columns).get(p, 0) for p in torn[:, 0].tolist()], np.int64)
-        found.call = match(calls, np.r_[process, ranks], np.r_[correlation, torn[:, 1]], usable=position)
+        found.call = match(
+            calls, np.r_[process, _ranks(columns, torn[:, 0].tolist())], np.r_[correlation, torn[:, 1]], usable=position
+        )
         if columns.shapes:
             table["shape"] = pd.array(
                 np.where(table["kind"] == "kernel", _shapes_of(columns, calls, found.call), ""),
@@ -230,27 +231,21 @@ def _ranges(columns: _Columns, pid: np.ndarray, stream: np.ndarray) -> Ranges:
 
 
 def _calls(columns: _Columns) -> Calls:
-    prefix = _prefixes(columns)
     calls = {key: np.array(values, np.int64) for key, values in columns.calls.items()}
-    calls["process"] = np.array([prefix.get(code, 0) for code in columns.calls["process"]], np.int64)
+    calls["process"] = _ranks(columns, columns.calls["process"])
     return Calls(**calls)
 
 
-def _prefixes(columns: _Columns) -> dict[int, int]:
-    """Code of a pid like "[TP00] 100", which a tool that merges ranks writes → a number for its rank; {} without any."""
+def _ranks(columns: _Columns, pids: Sequence[int]) -> np.ndarray:
+    """The rank of each code of a pid: a number for the text before its own number, as in "[TP00] 100", which a tool that
+    merges ranks writes; 0 where pids are plain numbers."""
     ranks: dict[str, int] = {}
-    return {
+    prefix = {
         code: ranks.setdefault(found[1], len(ranks) + 1)
         for text, code in columns.codes.items()
         if (found := re.match(r"(.*\S)[\s:/]+\d+$", text))
     }
-
-
-def _process(columns: _Columns) -> np.ndarray:
-    """Which rank each device record belongs to, by the text before its pid's number; 0 where pids are plain numbers."""
-    prefix = _prefixes(columns)
-    pid = np.array(columns.pid, np.int64)
-    return np.array([prefix.get(p, 0) for p in pid.tolist()], np.int64) if prefix else np.zeros_like(pid)
+    return np.array([prefix.get(p, 0) for p in pids], np.int64) if prefix else np.zeros(len(pids), np.int64)
 
 
 def _devices(
@@ -273,12 +268,8 @@ def _devices(
             for i, (d, p) in enumerate(pairs.T.tolist())
         }
         device = number[code.reshape(-1)]
-    used = np.unique(device).tolist()
-    found.processes = {int(d): [0] for d in used}
-    prefixes = _prefixes(columns)
-    if prefixes:
-        process = np.array([prefixes.get(p, 0) for p in pid.tolist()], np.int64)
-        found.processes = {int(d): np.unique(process[device == d]).tolist() for d in used}
+    process = _ranks(columns, pid.tolist())
+    found.processes = {d: np.unique(process[device == d]).tolist() for d in np.unique(device).tolist()}
     found.sharing = _sharing(columns, device, position, start, end, found)
     return device, gpus
 
@@ -690,25 +681,23 @@ def _take_host(event: dict[str, Any], category: str, columns: _Columns) -> None:
         if not category:
             _look_for_others(event, columns)
         return
-    try:
-        start, length = _ns(event["ts"]), _ns(event.get("dur", 0))
-    except (KeyError, TypeError, ValueError, InvalidOperation):
+    span = _span(event)
+    if span is None:
         return
-    if not -_FARTHEST < start < _FARTHEST or not 0 <= length < _FARTHEST:
-        return
+    start, end = span
     if on_device:
         pid, stream = columns.code(event.get("pid")), columns.stream_of(event.get("tid"))
-        columns.on_device.append((name, start, start + length, pid, stream))
+        columns.on_device.append((name, start, end, pid, stream))
     elif is_range:
-        columns.ranges.append((name, start, start + length, columns.thread(event)))
+        columns.ranges.append((name, start, end, columns.thread(event)))
     elif category == "overhead":
-        columns.overheads.setdefault(name[:60], []).append((start, start + length))
+        columns.overheads.setdefault(name[:60], []).append((start, end))
     else:
         args = event.get("args")
         correlation = _number(args.get("correlation")) if isinstance(args, dict) else _UNKNOWN
         values = (
             start,
-            start + length,
+            end,
             columns.thread(event),
             columns.code(event.get("pid")),
             correlation,
@@ -718,6 +707,17 @@ def _take_host(event: dict[str, Any], category: str, columns: _Columns) -> None:
             column.append(value)
 
 
+def _span(event: dict[str, Any]) -> tuple[int, int] | None:
+    """(start, end) of a host event in ns; None where its times are none."""
+    try:
+        start, length = _ns(event["ts"]), _ns(event.get("dur", 0))
+    except (KeyError, TypeError, ValueError, InvalidOperation):
+        return None
+    if not -_FARTHEST < start < _FARTHEST or not 0 <= length < _FARTHEST:
+        return None
+    return start, start + length
+
+
 def _take_product(event: dict[str, Any], name: str, columns: _Columns) -> None:
     """Keeps when an operator ran and the dimensions of its product, if it tells them (record_shapes=True)."""
     args = event.get("args")
@@ -725,14 +725,11 @@ def _take_product(event: dict[str, Any], name: str, columns: _Columns) -> None:
     shape = _product_shape(given, _PRODUCTS[name])
     if not shape:
         return
-    try:
-        start, length = _ns(event["ts"]), _ns(event["dur"])
-    except (KeyError, TypeError, ValueError, InvalidOperation):
-        return
-    if not -_FARTHEST < start < _FARTHEST or not 0 <= length < _FARTHEST:
+    span = _span(event)
+    if span is None:
         return
     number = columns.shapes.setdefault(shape, len(columns.shapes))
-    values = (columns.thread(event), start, start + length, number)
+    values = (columns.thread(event), *span, number)
     for column, value in zip(columns.products.values(), values, strict=True):
         column.append(value)
 
